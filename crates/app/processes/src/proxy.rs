@@ -107,7 +107,7 @@ struct ServeArgs {
     #[arg(long, value_name = "ID", requires = "inbound")]
     inbound_instance: Option<String>,
     /// Maximum number of concurrent requests to the program; further ones are refused, and callers retry elsewhere.
-    #[arg(long, value_name = "N", default_value_t = 1024, requires = "inbound")]
+    #[arg(long, value_name = "N", default_value_t = InboundConfig::DEFAULT_REQUESTS, requires = "inbound")]
     inbound_requests: u32,
     /// Adaptive concurrency limit: follows the latency of requests, up to --inbound-requests.
     #[arg(long, requires = "inbound")]

@@ -13,6 +13,7 @@ pub(crate) mod caller;
 pub(crate) mod caller_stream;
 mod completed_calls;
 pub(crate) mod container_listeners;
+mod in_place_calls;
 pub(crate) mod local_answer;
 mod local_permit;
 pub(crate) mod metrics;

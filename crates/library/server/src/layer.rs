@@ -19,6 +19,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_listen::GuardedStream;
 use fairmesh_model::{Invalid, ShardKey};
+use fairmesh_router::NeedsSidecar;
 use fairmesh_signals::ServedCall;
 use fairmesh_wire::transport::{Stream, Transport};
 use hazarc::AtomicOptionArc;
@@ -38,7 +39,7 @@ use self::{
     server_load::{CallGuard, ServerLoad},
 };
 use crate::{
-    Admission, Outstanding,
+    Admission, Caller, Outstanding,
     authorization::{AcceptedCall, Authorizer},
     load_report,
     shards::{ownership::Ownership, shard_load::KeyedCall},
@@ -139,6 +140,15 @@ impl ServerLayer {
     #[doc(hidden)]
     pub async fn revoked(&self, call: &AcceptedCall) {
         self.shared.authorizer.call_revoked(call).await;
+    }
+
+    /// Whether the kernel may carry the requests of a peer on the same machine, since every one of them is allowed.
+    ///
+    /// # Errors
+    /// Why the peer has to send its requests to this process.
+    #[doc(hidden)]
+    pub fn decide_local(&self, peer: Option<&Caller>) -> Result<(), NeedsSidecar> {
+        self.shared.authorizer.decide_local(peer)
     }
 
     /// Reports a metric of the program, such as the length of its queue, in every response until it is set again.

@@ -202,6 +202,12 @@ impl MeshServer {
         });
     }
 
+    /// Whether no drain has begun, nor the handover to a successor.
+    #[doc(hidden)]
+    pub fn is_running(&self) -> bool {
+        matches!(*self.inner.phase.borrow(), Phase::Running)
+    }
+
     /// Resolves when callers have moved and their calls are complete. The program must then stop accepting, and close
     /// connections gracefully. For `serve_with_shutdown` and similar functions.
     pub fn draining(&self) -> impl Future<Output = ()> + Send + 'static {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use bytes::BytesMut;
+use http::StatusCode;
 use tokio::net::TcpStream;
 
 use crate::counters::OpenConnection;
@@ -10,6 +11,9 @@ use crate::counters::OpenConnection;
 /// Owner of a connection that is used for several requests. If the owner is dropped without `take_back`, the
 /// connection was closed.
 pub trait ConnectionOwner: fmt::Debug + Send + Sync {
+    /// Notes the status of the response, before its body is read.
+    fn note_status(&self, status: StatusCode);
+
     /// Takes the connection back after a response, ready for the next request.
     fn take_back(self: Box<Self>, connection: EndpointConnection);
 }

@@ -18,6 +18,8 @@ mod remote;
 mod requests;
 mod routes;
 mod secure;
+mod secure_fronts;
+mod secure_namespaces;
 mod sidecar;
 mod soak;
 mod tls;

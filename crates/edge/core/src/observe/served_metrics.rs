@@ -10,8 +10,9 @@ use std::{
 };
 
 use fairmesh_calls::ServiceName;
-use fairmesh_metrics::{CallRow, CallSeries, UNKNOWN};
+use fairmesh_metrics::{CallOutcome, CallRow, CallSeries, UNKNOWN};
 use fairmesh_model::{CallerId, SpiffePath};
+use http::StatusCode;
 use tokio::time::Instant;
 
 use crate::observe::{grpc_status::GrpcStatusCounts, response_metrics::RegionMetrics};
@@ -83,10 +84,24 @@ pub(crate) struct CallerSeries {
 }
 
 impl ServedMetrics {
-    pub(crate) fn new(service: &ServiceName) -> Self {
+    /// Creates counters at zero.
+    pub fn new(service: &ServiceName) -> Self {
         let [anonymous, refused, overflow] = [(); 3].map(|()| Arc::default());
         let callers = RwLock::default();
         Self { service: service.to_string(), began: Instant::now(), anonymous, refused, overflow, callers }
+    }
+
+    /// Counts a response of the program that no proxy in front of it has seen. `took` is the time to its headers.
+    pub fn record_unseen(
+        &self,
+        caller: &ServedCaller,
+        (method, status): (&'static str, StatusCode),
+        took: Duration,
+    ) {
+        let series = self.accepted(Some(caller));
+        series.responses.record(status, took);
+        let outcome = CallOutcome::Http { method, status: status.as_u16() };
+        series.durations.record(None, outcome, took, None);
     }
 
     /// The series of an accepted caller; with `None`, of accepted requests without an identity.
@@ -159,8 +174,6 @@ impl CallerSeries {
 
 #[cfg(test)]
 mod tests {
-    use http::StatusCode;
-
     use super::*;
 
     fn caller(id: &str) -> ServedCaller {

@@ -25,19 +25,18 @@ enum Counted {
     Durations,
 }
 
-/// A metric family with the series of all callers.
+/// A metric family with the series of all callers of some services.
 #[derive(Debug)]
 struct CallerFamily {
-    metrics: Arc<ServedMetrics>,
+    services: Vec<Arc<ServedMetrics>>,
     counted: Counted,
 }
 
 impl ServedMetrics {
     /// Registers the series of all callers.
     pub fn register(self: &Arc<Self>, registry: &mut Registry) {
-        let family = |counted| CallerFamily { metrics: Arc::clone(self), counted };
+        let family = |counted| CallerFamily { services: vec![Arc::clone(self)], counted };
         let families = [
-            ("responses", "Responses of the program by caller and status class", Counted::Responses),
             (
                 "grpc_responses",
                 "gRPC calls of the program by caller and status; (none) for those without one",
@@ -49,12 +48,17 @@ impl ServedMetrics {
         for (name, help, counted) in families {
             registry.register(name, help, family(counted));
         }
-        registry.register_with_unit(
-            "response_headers_duration",
-            "Time to the response headers of the program by caller",
-            Unit::Seconds,
-            family(Counted::Durations),
-        );
+        Self::register_responses(std::slice::from_ref(self), registry);
+    }
+
+    /// Registers the responses of several programs, and their durations.
+    pub fn register_responses(services: &[Arc<Self>], registry: &mut Registry) {
+        let family = |counted| CallerFamily { services: services.to_vec(), counted };
+        let help = "Responses of the program by caller and status class";
+        registry.register("responses", help, family(Counted::Responses));
+        let help = "Time to the response headers of the program by caller";
+        let durations = family(Counted::Durations);
+        registry.register_with_unit("response_headers_duration", help, Unit::Seconds, durations);
     }
 }
 
@@ -62,10 +66,9 @@ impl CallerFamily {
     fn encode_series(
         &self,
         encoder: &mut MetricEncoder<'_>,
-        caller: &str,
+        labels: [(&str, &str); 2],
         series: &CallerSeries,
     ) -> fmt::Result {
-        let labels = [("service", &*self.metrics.service), ("caller", caller)];
         let mut count = |label: Option<(&str, &str)>, count: u64| {
             let labels: Vec<_> = labels.into_iter().chain(label).collect();
             let mut encoder = encoder.encode_family(&labels)?;
@@ -94,8 +97,11 @@ impl CallerFamily {
 
 impl EncodeMetric for CallerFamily {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let callers = self.metrics.series();
-        callers.iter().try_for_each(|(caller, series)| self.encode_series(&mut encoder, caller, series))
+        self.services.iter().try_for_each(|metrics| {
+            metrics.series().iter().try_for_each(|(caller, series)| {
+                self.encode_series(&mut encoder, [("service", &metrics.service), ("caller", caller)], series)
+            })
+        })
     }
 
     fn metric_type(&self) -> MetricType {

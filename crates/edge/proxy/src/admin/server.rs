@@ -19,9 +19,9 @@ impl Process for AdminState {
 
     fn calls(&self) -> Vec<DurationFamily> {
         let mut all = families(Side::Client, self.services.call_rows(&self.calling_service()));
-        if let Some(endpoint) = &self.inbound {
-            all.extend(families(Side::Server, endpoint.observer.metrics().call_rows()));
-        }
+        let served = self.inbound.iter().flat_map(|endpoint| endpoint.observer.metrics().call_rows());
+        let in_place = self.metrics.kernel.in_place.call_rows();
+        all.extend(families(Side::Server, served.chain(in_place)));
         all
     }
 

@@ -1,7 +1,7 @@
 //! Handles the requests of a caller: the library's layers authorize and limit them, and the forwarder sends
 //! them.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_calls::{Body, BoxError, forwarding::foreign_body};
@@ -9,12 +9,17 @@ use fairmesh_edge::{
     observe::{request_info::Arrival, served_requests::ServedObserver},
     server::http::HttpHandler,
 };
-use fairmesh_server::{CallerLayer, ServerLayer};
+use fairmesh_headers::asks_for_local;
+use fairmesh_server::{CallerLayer, MeshServer, ServerLayer};
 use http::{Request, Response};
 use tokio::time::Instant;
 use tower::{Layer as _, Service as _, service_fn};
 
-use crate::inbound::{local_forwarder::LocalForwarder, peer::Peer};
+use crate::inbound::{
+    local_forwarder::LocalForwarder,
+    local_transport::{self, NeedsFront},
+    peer::Peer,
+};
 
 /// Handles the requests of all connections. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -23,6 +28,15 @@ pub(crate) struct RequestHandler {
     pub(crate) server: ServerLayer,
     pub(crate) forwarder: Arc<LocalForwarder>,
     pub(crate) observer: Arc<ServedObserver>,
+    pub(crate) local: LocalFront,
+}
+
+/// What the kernel needs to know to send requests to the program in place of this proxy. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalFront {
+    pub(crate) server: MeshServer,
+    /// Where the program listens; or why all requests have to pass this proxy.
+    pub(crate) program: Result<SocketAddr, NeedsFront>,
 }
 
 /// Handles the requests of one caller's connection.
@@ -39,7 +53,10 @@ impl HttpHandler for CallerHandler {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
-        let (RequestHandler { server, forwarder, observer }, peer) = (&self.handler, &self.peer);
+        if asks_for_local(&request) {
+            return self.respond_local(request).await;
+        }
+        let (RequestHandler { server, forwarder, observer, .. }, peer) = (&self.handler, &self.peer);
         let length = request.body().size_hint().exact();
         let arrival = Arrival { caller: peer.address, began: Instant::now(), length, is_outside: false };
         let (request, served) = observer.begin(request, arrival, peer.served.clone());
@@ -58,5 +75,29 @@ impl HttpHandler for CallerHandler {
             served.response_started(&mut response);
         }
         response
+    }
+}
+
+impl CallerHandler {
+    /// Says whether the kernel may carry the peer's requests. The question counts as activity of its connection.
+    async fn respond_local<B>(&self, request: Request<B>) -> Response<Body> {
+        let (peer, RequestHandler { server, local, .. }) = (&self.peer, &self.handler);
+        let respond = service_fn(async |request: Request<B>| {
+            let decided = server.decide_local(peer.caller.as_ref());
+            let response = local_transport::respond((peer, request.headers()), decided, local.program());
+            Ok::<_, Infallible>(response)
+        });
+        let Ok(response) = self.caller.layer(respond).call(request).await;
+        response.map(foreign_body)
+    }
+}
+
+impl LocalFront {
+    /// The program, while the endpoint does not drain.
+    fn program(&self) -> Result<SocketAddr, NeedsFront> {
+        match self.server.is_running() {
+            true => self.program,
+            false => Err(NeedsFront::Drains),
+        }
     }
 }

@@ -4,7 +4,10 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 
 use fairmesh_calls::{Address, Location, Protocol, ServiceName, Transport};
 use fairmesh_edge::limits::Limits;
+use fairmesh_kernel::MAX_REQUEST;
 use fairmesh_model::Invalid;
+
+use crate::inbound::local_transport::NeedsFront;
 
 /// The service, the address for callers, and the address of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +46,28 @@ pub struct InboundConfig {
     pub control: Option<Address>,
 }
 
+impl InboundConfig {
+    /// Default of [`requests`](Self::requests).
+    pub const DEFAULT_REQUESTS: u32 = 1024;
+
+    /// The program, if the kernel may send it requests that do not pass this proxy.
+    ///
+    /// # Errors
+    /// This proxy translates requests, or limits them more than by default: a program with such a limit needs it.
+    pub(crate) fn local_program(&self) -> Result<SocketAddr, NeedsFront> {
+        if self.protocol != Protocol::Http1 {
+            return Err(NeedsFront::Protocol);
+        }
+        if self.adaptive || self.requests < Self::DEFAULT_REQUESTS {
+            return Err(NeedsFront::Concurrency);
+        }
+        if self.limits.body.is_some_and(|most| most < MAX_REQUEST as u64) {
+            return Err(NeedsFront::Bodies);
+        }
+        Ok(self.inbound.program)
+    }
+}
+
 impl FromStr for InboundEndpoint {
     type Err = Invalid;
 
@@ -75,6 +100,37 @@ impl fmt::Display for InboundEndpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernel_may_send_program_requests_only_if_proxy_limits_and_translates_none() {
+        let inbound: InboundEndpoint = "shop/cart@10.0.0.7:8080=127.0.0.1:9000".parse().unwrap();
+        let program = inbound.program;
+        let config = InboundConfig {
+            transport: None,
+            inbound,
+            protocol: Protocol::Http1,
+            instance: None,
+            location: None,
+            requests: InboundConfig::DEFAULT_REQUESTS,
+            adaptive: false,
+            limits: Limits::default(),
+            agent: None,
+            control: None,
+        };
+        let limited = |body: u64| Limits { body: Some(body), ..Limits::default() };
+        assert_eq!(config.local_program(), Ok(program));
+        let large = InboundConfig { limits: limited(MAX_REQUEST as u64), requests: 5000, ..config.clone() };
+        assert_eq!(large.local_program(), Ok(program));
+        for (changed, reason) in [
+            (InboundConfig { protocol: Protocol::Http2, ..config.clone() }, NeedsFront::Protocol),
+            (InboundConfig { protocol: Protocol::Grpc, ..config.clone() }, NeedsFront::Protocol),
+            (InboundConfig { adaptive: true, ..config.clone() }, NeedsFront::Concurrency),
+            (InboundConfig { requests: 8, ..config.clone() }, NeedsFront::Concurrency),
+            (InboundConfig { limits: limited(MAX_REQUEST as u64 - 1), ..config }, NeedsFront::Bodies),
+        ] {
+            assert_eq!(changed.local_program(), Err(reason));
+        }
+    }
 
     #[test]
     fn inbound_endpoints_parse_as_displayed() {

@@ -147,7 +147,8 @@ impl HttpHandler for FrontHandler {
         }
         let Self { front, peer } = self;
         if asks_for_local(&request) {
-            return local_transport::respond(&front.authorizer, (peer, request.headers()), front.program);
+            let decided = front.authorizer.decide_local(peer.caller.as_ref());
+            return local_transport::respond((peer, request.headers()), decided, Ok(front.program));
         }
         let length = request.body().size_hint().exact();
         let arrival = Arrival { caller: peer.address, began: Instant::now(), length, is_outside: false };

@@ -8,6 +8,7 @@
 //! serves and forwards the connections, as for clients of other listeners.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -30,10 +31,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     error::ProxyError,
     inbound::{
-        caller_handler::{CallerHandler, RequestHandler},
+        caller_handler::{CallerHandler, LocalFront, RequestHandler},
         caller_stream::CallerStream,
         config::{InboundConfig, InboundEndpoint},
         local_forwarder::{LocalForwarder, Revocation},
+        local_transport::NeedsFront,
         peer::Peer,
     },
 };
@@ -47,6 +49,8 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 pub struct ServedEndpoint {
     pub(crate) server: MeshServer,
     pub(crate) observer: Arc<ServedObserver>,
+    /// Where the kernel may send requests of callers on this machine.
+    local_program: Result<SocketAddr, NeedsFront>,
     /// Counters of the endpoint's connections.
     pub(crate) connections: Arc<EdgeMetrics>,
     succession: Arc<Succession>,
@@ -76,7 +80,7 @@ impl ServedEndpoint {
         let InboundEndpoint { service, address, program } = config.inbound.clone();
         let client = DirectClient::start("the program", program, config.protocol);
         let client = client.map_err(ProxyError::Inbound)?;
-        let limits = config.limits;
+        let (limits, local_program) = (config.limits, config.local_program());
         let builder = server_builder(config);
         let builder = if has_predecessor { builder.register_later() } else { builder };
         let server = builder.start().await.map_err(ProxyError::Inbound)?;
@@ -84,6 +88,7 @@ impl ServedEndpoint {
         let endpoint = Self {
             server,
             observer: Arc::new(ServedObserver::new(service)),
+            local_program,
             connections: Arc::default(),
             succession: Arc::default(),
             serving: TaskTracker::new(),
@@ -125,7 +130,7 @@ impl ServedEndpoint {
 
 /// Serves until the endpoint is deregistered and every connection and tunnel has ended.
 async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEndpoint, limits: Limits) {
-    let ServedEndpoint { server, observer, connections: metrics, succession, .. } = endpoint;
+    let ServedEndpoint { server, observer, local_program, connections: metrics, succession, .. } = endpoint;
     tokio::select! {
         () = succession.begins.cancelled() => {}
         // The process stops before it has taken over from its predecessor.
@@ -138,7 +143,8 @@ async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEnd
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), tasks.clone());
     let (revocation, max_body) = (Revocation::Calls(server.layer()), limits.body.unwrap_or(UNLIMITED));
     let forwarder = LocalForwarder { program, tunnels, metrics: Arc::clone(&metrics), max_body, revocation };
-    let handler = RequestHandler { server: server.layer(), forwarder: Arc::new(forwarder), observer };
+    let local = LocalFront { server: server.clone(), program: local_program };
+    let handler = RequestHandler { server: server.layer(), forwarder: Arc::new(forwarder), observer, local };
     let closing = async {
         let deadline = server.closing().await;
         match succession.has_successor.load(Relaxed) {

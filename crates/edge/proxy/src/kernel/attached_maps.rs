@@ -22,7 +22,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::kernel::{
-    container_listeners::ContainerListener, published_endpoint::PublishedEndpoint,
+    container_listeners::ContainerListener, metrics::KernelMetrics, published_endpoint::PublishedEndpoint,
     published_services::Publication, served_caller::ServedCaller,
 };
 
@@ -60,6 +60,7 @@ pub(crate) struct Attached {
     maps: ProxyMaps,
     /// Observes and counts calls as it does for calls that the proxy itself forwards.
     pub(super) forwarder: Arc<Forwarder>,
+    pub(super) metrics: Arc<KernelMetrics>,
     sender: OnceLock<KernelSender>,
     callers: Mutex<Callers>,
     /// Addresses of disconnected callers by cookie, until their last calls are recorded.
@@ -89,11 +90,12 @@ impl Attached {
     pub(super) fn register(
         pins: &Path,
         to: &RedirectTarget<'_>,
-        forwarder: &Arc<Forwarder>,
+        (forwarder, metrics): (&Arc<Forwarder>, &Arc<KernelMetrics>),
     ) -> Result<Self, KernelError> {
         Ok(Self {
             maps: ProxyMaps::register(pins, to.listener, to.only_services, Some(to.containers))?,
             forwarder: Arc::clone(forwarder),
+            metrics: Arc::clone(metrics),
             sender: OnceLock::new(),
             callers: Mutex::default(),
             departed: Mutex::default(),

@@ -68,7 +68,8 @@ impl Attachment {
                 self.set(None);
                 self.metrics.set(None);
                 registered = None;
-                match found.map(|_| Attached::register(pins, to, forwarder)) {
+                let shared = (forwarder, &self.metrics);
+                match found.map(|_| Attached::register(pins, to, shared)) {
                     Some(Ok(attached)) => {
                         tracing::info!(pins = %pins.display(), "connections are redirected here");
                         self.set(Some(attached));

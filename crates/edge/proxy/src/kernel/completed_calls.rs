@@ -80,6 +80,9 @@ pub(super) fn record(
     let Some(endpoint) = endpoint else {
         return target.metrics.record_response(RouteBackendIndex::default(), None, response, call.took);
     };
+    if let Some(counter) = endpoint.in_place.get() {
+        counter.record(response, call.took);
+    }
     let completed = CompletedCall {
         seed: call.seed,
         took: call.took,

@@ -139,6 +139,7 @@ impl Follower {
     async fn ask_over_connection(&mut self) -> io::Result<Infallible> {
         self.check_policy()?;
         let mut questions = open_questions(&self.endpoint, &self.attached).await?;
+        self.endpoint.count_in_place(&self.attached, &questions.parties.caller);
         loop {
             self.check_policy()?;
             let asked = program_clock();

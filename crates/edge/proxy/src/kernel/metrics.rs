@@ -1,4 +1,4 @@
-//! Counters of the eBPF programs.
+//! Counters of the kernel form.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,14 +6,20 @@ use fairmesh_kernel::Counters;
 use fairmesh_metrics::Register as _;
 use prometheus_client::registry::Registry;
 
-/// Counters of the programs, set while connections are redirected to this proxy.
+use crate::kernel::in_place_calls::InPlaceCalls;
+
+/// Counters of the programs, and of calls that listeners in front of servers do not see.
 #[derive(Debug, Default)]
-pub(crate) struct KernelMetrics(Mutex<Option<Counters>>);
+pub(crate) struct KernelMetrics {
+    /// Set while connections are redirected to this proxy.
+    counters: Mutex<Option<Counters>>,
+    pub(crate) in_place: InPlaceCalls,
+}
 
 impl KernelMetrics {
     /// Sets the counters to show; `None` shows none.
     pub(super) fn set(&self, counters: Option<Counters>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
+        *self.counters.lock().unwrap_or_else(PoisonError::into_inner) = counters;
     }
 
     /// Whether connections are redirected to this proxy.
@@ -22,7 +28,8 @@ impl KernelMetrics {
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {
-        let counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.in_place.register(registry);
+        let counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Ok(counts)) = counters.as_ref().map(Counters::read) else { return };
         let help = "Connections, requests and responses of the kernel form, by what became of them";
         let rows = counts.into_iter().map(|(counter, count)| ([("event", counter.name().into())], count));

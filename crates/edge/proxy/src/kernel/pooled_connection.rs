@@ -12,6 +12,7 @@ use std::{
 use fairmesh_calls::forwarding::{ConnectionOwner, EndpointConnection};
 use fairmesh_edge::services::host_cache::HostCache;
 use fairmesh_kernel::{SentRequest, Slot};
+use http::StatusCode;
 use tokio::{
     io::{AsyncRead as _, ReadBuf},
     sync::oneshot,
@@ -21,6 +22,7 @@ use tokio::{
 
 use crate::kernel::{
     attached_maps::{Attached, KernelRequest},
+    in_place_calls::UnreadCall,
     published_endpoint::PublishedEndpoint,
     response_relay::{MAX_RESPONSE, relay},
 };
@@ -67,10 +69,18 @@ enum Event {
 #[derive(Debug)]
 struct Lease {
     slot: Slot,
+    /// The call, if it is in place of mutual TLS.
+    unread: Option<UnreadCall>,
     returned: oneshot::Sender<(Slot, EndpointConnection)>,
 }
 
 impl ConnectionOwner for Lease {
+    fn note_status(&self, status: StatusCode) {
+        if let Some(call) = &self.unread {
+            call.record(status);
+        }
+    }
+
     fn take_back(self: Box<Self>, connection: EndpointConnection) {
         // Released at once, so that the kernel can use the connection while the caller reads the response.
         self.slot.release();
@@ -111,7 +121,8 @@ impl PooledConnection {
                 continue;
             }
             if let Some(request) = self.slot.take_request() {
-                return self.hand_over(request).await;
+                let is_closed = event == Event::Readable && self.connection.read.is_empty();
+                return self.hand_over(request, is_closed).await;
             }
             let unused_for = self.slot.unused_for();
             if event == Event::Idle && unused_for < IDLE_TIMEOUT {
@@ -161,14 +172,17 @@ impl PooledConnection {
         })
     }
 
-    /// Hands a request over to its caller's connection, and waits until the response has been read.
-    async fn hand_over(self, request: SentRequest) -> Option<Self> {
+    /// Hands a request over to its caller's connection, and waits until the response has been read. `is_closed` says that the
+    /// endpoint has closed the connection without a response.
+    async fn hand_over(self, request: SentRequest, is_closed: bool) -> Option<Self> {
         let SentRequest { cookie, age, seed, mut bytes, gone, .. } = request;
         let Self { attached, endpoint, slot, connection, hosts } = self;
         let (returned, wait) = oneshot::channel();
         let now = Instant::now();
         let began = now.checked_sub(age).unwrap_or(now);
-        let sent = endpoint.endpoint.sent(connection, Box::new(Lease { slot, returned }), began, seed);
+        let unread = endpoint.in_place.get().map(|counter| counter.unread(&bytes, began, is_closed));
+        let lease = Box::new(Lease { slot, unread, returned });
+        let sent = endpoint.endpoint.sent(connection, lease, began, seed);
         let sent = if gone > 0 { sent.without_body() } else { sent };
         bytes.resize(bytes.len() + gone, 0);
         let caller = attached.callers().get(&cookie).cloned();

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{
             AtomicBool, AtomicUsize,
             Ordering::{AcqRel, Acquire, Release},
@@ -11,8 +11,12 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_calls::forwarding::{EndpointConnection, ExportedEndpoint};
+use fairmesh_calls::{
+    ServiceName,
+    forwarding::{EndpointConnection, ExportedEndpoint},
+};
 use fairmesh_kernel::{EndpointSlots, Permit, program_clock};
+use fairmesh_model::SpiffeId;
 use tokio::{
     sync::{Notify, watch},
     time::timeout,
@@ -21,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kernel::{
     attached_maps::Attached,
+    in_place_calls::InPlaceCounter,
     local_permit::{self, LocalProgram, LocalWay},
     pooled_connection::PooledConnection,
     published_services::RETRY_AFTER,
@@ -32,6 +37,7 @@ const WAY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pooled connections of one service.
 #[derive(Debug)]
 pub(super) struct ServiceConnections {
+    service: ServiceName,
     open: AtomicUsize,
     /// Cancelled when the service is no longer published.
     pub(super) withdrawn: CancellationToken,
@@ -55,13 +61,15 @@ pub(super) struct PublishedEndpoint {
     pub(super) way: watch::Sender<LocalWay>,
     /// Whether a task asks for that way.
     is_followed: AtomicBool,
+    /// Counts the requests that the kernel sends to the program behind the endpoint. Set before the first of them.
+    pub(super) in_place: OnceLock<InPlaceCounter>,
     /// Notified when the program behind the endpoint cannot be used although the endpoint permits it.
     pub(super) unusable: Notify,
 }
 
 impl ServiceConnections {
-    pub(super) fn new(withdrawn: CancellationToken) -> Self {
-        Self { open: AtomicUsize::new(0), withdrawn }
+    pub(super) fn new(service: ServiceName, withdrawn: CancellationToken) -> Self {
+        Self { service, open: AtomicUsize::new(0), withdrawn }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -85,6 +93,7 @@ impl PublishedEndpoint {
             may_take_kernel: AtomicBool::new(false),
             way: watch::Sender::default(),
             is_followed: AtomicBool::new(false),
+            in_place: OnceLock::new(),
             unusable: Notify::new(),
         }
     }
@@ -92,6 +101,11 @@ impl PublishedEndpoint {
     /// Notes whether the policy lets the kernel carry requests to endpoints with mutual TLS.
     pub(super) fn set_may_take_kernel(&self, may: bool) {
         self.may_take_kernel.store(may, Release);
+    }
+
+    /// Counts the requests in place of mutual TLS from now on, in the name of this caller.
+    pub(super) fn count_in_place(&self, attached: &Attached, caller: &SpiffeId) {
+        self.in_place.get_or_init(|| attached.metrics.in_place.counter(&self.connections.service, caller));
     }
 
     pub(super) fn may_take_kernel(&self) -> bool {

@@ -78,7 +78,7 @@ impl Attached {
         let Ok(exported) = ExportedService::of(handle) else { return };
         // No block of statistics is free: other services use all of them.
         let Some(policy) = policy_of(self, sender, &exported) else { return };
-        let service = Arc::new(PublishedService::new(self.stopped().child_token()));
+        let service = Arc::new(PublishedService::new(handle.name(), self.stopped().child_token()));
         service.take_over(self, &exported, &policy);
         if !self.claim(handle, &service) {
             return;
@@ -115,12 +115,12 @@ impl Attached {
 }
 
 impl PublishedService {
-    fn new(withdrawn: CancellationToken) -> Self {
+    fn new(name: &ServiceName, withdrawn: CancellationToken) -> Self {
         Self {
             endpoints: Mutex::default(),
             backends: Mutex::default(),
             key: OnceLock::new(),
-            connections: Arc::new(ServiceConnections::new(withdrawn)),
+            connections: Arc::new(ServiceConnections::new(name.clone(), withdrawn)),
         }
     }
 

@@ -100,6 +100,9 @@ where
             wait.bound(polled, progress, &mut self.timer, context)
         });
         let ReceivedResponse { head, body, persistent } = response.await?;
+        if let Some(owner) = &self.owner {
+            owner.note_status(head.status());
+        }
         let switched = head.status() == StatusCode::SWITCHING_PROTOCOLS;
         if switched && upload.is_some() {
             return Err(broken(early_switch()));

@@ -138,17 +138,17 @@ print("good:", good, flush=True)
 "#;
 
 /// A program in a cgroup, a network namespace and a mount namespace of its own.
-struct Container {
+pub(super) struct Container {
     process: Child,
     lines: Lines<BufReader<ChildStdout>>,
     cgroup: String,
     // Removed once the process has ended.
-    _network: Namespace,
+    network: Namespace,
 }
 
 impl Container {
     /// Starts the program, which then waits for [`go`](Self::go).
-    async fn start(name: &str, cgroup: String, script: &str) -> Self {
+    pub(super) async fn start(name: &str, cgroup: String, script: &str) -> Self {
         let network = Namespace::new(name).unwrap();
         network.ip(&["link", "set", "lo", "up"]).unwrap();
         let net = format!("--net=/run/netns/{}", network.name());
@@ -159,25 +159,30 @@ impl Container {
         command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut container = Self { process, lines, cgroup, _network: network };
+        let mut container = Self { process, lines, cgroup, network };
         assert_eq!(container.line().await, "ready");
         container
+    }
+
+    /// The name of its network namespace.
+    pub(super) fn network(&self) -> &str {
+        self.network.name()
     }
 
     fn pid(&self) -> String {
         self.process.id().unwrap().to_string()
     }
 
-    async fn go(&mut self) {
+    pub(super) async fn go(&mut self) {
         self.process.stdin.as_mut().unwrap().write_all(b"go\n").await.unwrap();
     }
 
-    async fn line(&mut self) -> String {
+    pub(super) async fn line(&mut self) -> String {
         timeout(PATIENCE, self.lines.next_line()).await.unwrap().unwrap().unwrap_or_default()
     }
 
     /// Everything that the program prints until it ends.
-    async fn rest(&mut self) -> Vec<String> {
+    pub(super) async fn rest(&mut self) -> Vec<String> {
         let mut said = Vec::new();
         while let Some(line) = timeout(PATIENCE, self.lines.next_line()).await.unwrap().unwrap() {
             said.push(line);

@@ -15,26 +15,32 @@ use super::{
 use crate::harness::{Process, Program, Proxy, World, alone, beside_others, free_port, skipped, tool, until};
 
 /// Time in which what ends mutual TLS ends calls by the kernel.
-const BOUND: Duration = Duration::from_secs(1);
+pub(super) const BOUND: Duration = Duration::from_secs(1);
 
-/// A server that responds with the headers that name the caller. After a request for `/last` it closes the connection, without saying so.
+/// A server that responds with the headers that name the caller; after a while to `/slow`, with an error to `/fail`. After a request
+/// for `/last` it closes the connection, without saying so. A second argument is the user that it runs as.
 const SERVER: &str = r#"
-import socket, sys, threading
+import os, socket, sys, threading, time
 
 def serve(connection):
     file = connection.makefile("rb")
     while line := file.readline():
-        is_last = line.startswith(b"GET /last ")
+        is_last, is_slow = (line.startswith(b"GET /%s " % path) for path in (b"last", b"slow"))
+        status = b"500 Failed" if line.startswith(b"GET /fail ") else b"200 OK"
         said, length = {}, 0
         while line := file.readline().strip():
             name, _, value = line.partition(b":")
             said.setdefault(name.lower().replace(b"_", b"-"), []).append(value.strip())
         file.read(int(said.get(b"content-length", [b"0"])[0]))
         text = b"|".join(b",".join(said.get(name, [])) for name in (b"x-fairmesh-caller", b"x-forwarded-client-cert"))
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(text), text))
+        if is_slow:
+            time.sleep(0.3)
+        connection.sendall(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(text), text))
         if is_last:
             return connection.shutdown(socket.SHUT_RDWR)
 
+for user in sys.argv[2:]:
+    os.setuid(int(user))
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
@@ -81,42 +87,71 @@ while True:
 "#;
 
 /// Calls `shop/evil`, and prints each status and body.
-const EVIL_CALLS: &str = r#"
+pub(super) const EVIL_CALLS: &str = r#"
 for _ in range(20):
     connection.sendall(b"GET / HTTP/1.1\r\nhost: evil.shop\r\n\r\n")
     receive()
 "#;
 
-/// A strict mesh with a server in a cgroup behind `register`, and a proxy that calls as `shop/web`.
-struct Secure {
+/// A strict mesh with a server in a cgroup behind a front, and a proxy that calls as `shop/web`.
+pub(super) struct Secure {
     // The cgroups can be removed once the server has ended.
     _server: Contained,
-    port: u16,
-    register: Process,
-    proxy: Proxy,
-    world: World,
-    attached: Attached,
+    pub(super) port: u16,
+    pub(super) front: Process,
+    /// Address of the front's pages.
+    pub(super) front_admin: String,
+    pub(super) proxy: Proxy,
+    pub(super) world: World,
+    pub(super) attached: Attached,
 }
 
-/// Where `register` and its program run.
+/// What terminates mutual TLS in front of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Front {
+    Register,
+    /// `proxy --inbound`.
+    Inbound,
+}
+
+/// Where the front and its program run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// In one cgroup, to which the programs of the kernel form are attached.
     Together,
+    /// In that cgroup, as two users.
+    OtherUser,
     /// In two of these cgroups.
     Apart,
     /// In one cgroup, to which nothing is attached.
     Elsewhere,
 }
 
+impl Front {
+    /// Starts the front of a program at this port, in a cgroup, with the service's name as its instance. Returns it with the address
+    /// of its pages.
+    pub(super) fn start(self, world: &World, cgroup: &str, service: &str, port: u16) -> (Process, String) {
+        let (instance, admin) = (service.replace('/', "-"), format!("127.0.0.1:{}", free_port()));
+        let options = match self {
+            Self::Register => format!("register {service} --instance {instance} --address 127.0.0.1:{port}"),
+            Self::Inbound => format!(
+                "proxy --listen none --access-log off --inbound-instance {instance} \
+                 --inbound {service}@127.0.0.1:{}=127.0.0.1:{port}",
+                free_port()
+            ),
+        };
+        (run_front(world, cgroup, &instance, &format!("{options} --admin {admin}")), admin)
+    }
+}
+
 impl Secure {
-    /// `None` where eBPF is not permitted.
-    async fn start(name: &str) -> Option<Self> {
-        Self::start_as(name, "shop/web", Place::Together).await
+    /// Behind `register`; `None` where eBPF is not permitted.
+    pub(super) async fn start(name: &str) -> Option<Self> {
+        Self::start_as(name, "shop/web", (Front::Register, Place::Together)).await
     }
 
     /// With a proxy of this identity.
-    async fn start_as(name: &str, identity: &str, place: Place) -> Option<Self> {
+    pub(super) async fn start_as(name: &str, identity: &str, (front, place): (Front, Place)) -> Option<Self> {
         if tool("python3").is_none() {
             skipped("caller and server are Python programs", "python3 is missing");
             return None;
@@ -124,45 +159,48 @@ impl Secure {
         let attached = Attached::new(name).await?;
         let world = World::start_in("prod", "").await;
         let (port, cgroup) = (free_port(), format!("{}-servers", attached.cgroup));
-        let program = ["python3", "-c", SERVER, &port.to_string()].map(str::to_owned);
+        let mut program = ["python3", "-c", SERVER, &port.to_string()].map(str::to_owned).to_vec();
+        if place == Place::OtherUser {
+            program.push("4711".to_owned());
+        }
         let server = run_in(&cgroup, &program, port).await;
         let fronts = format!("{}-fronts", attached.cgroup);
-        let front = if place == Place::Apart { &fronts } else { &cgroup };
-        let register = register_in(&world, front, "shop/raw", &format!("--address 127.0.0.1:{port}"));
+        let of_front = if place == Place::Apart { &fronts } else { &cgroup };
+        let (front, front_admin) = front.start(&world, of_front, "shop/raw", port);
         world.serves("shop/raw", "shop-raw").await;
         let proxy = attached.proxy_with(&world, &format!("{WITHOUT_LOG} --service {identity}")).await;
         let options: &[&str] = match place {
-            Place::Together => &["--servers", &cgroup],
+            Place::Together | Place::OtherUser => &["--servers", &cgroup],
             Place::Apart => &["--servers", &cgroup, "--servers", &fronts],
             Place::Elsewhere => &["--servers", &fronts],
         };
         attached.attach_with(options).await;
-        Some(Self { _server: server, port, register, proxy, world, attached })
+        Some(Self { _server: server, port, front, front_admin, proxy, world, attached })
     }
 
-    async fn run(&self, script: &str) -> String {
+    pub(super) async fn run(&self, script: &str) -> String {
         self.attached.run(&["python3", "-c", &format!("{CALLER}{script}")]).await.ok()
     }
 
     /// The responses to so many calls, and how many of these the kernel sent in place of mutual TLS.
-    async fn call(&self, count: usize) -> (Vec<String>, u64) {
+    pub(super) async fn call(&self, count: usize) -> (Vec<String>, u64) {
         let before = self.attached.counter("in-place-of-mtls").await;
         let said = self.run(&CALLS.replace("COUNT", &count.to_string())).await;
         let sent = self.attached.counter("in-place-of-mtls").await - before;
         (said.lines().map(str::to_owned).collect(), sent)
     }
 
-    async fn calls_by_kernel(&self) {
+    pub(super) async fn calls_by_kernel(&self) {
         until("the kernel sends calls in place of mutual TLS", async || self.call(4).await.1 > 0).await;
     }
 
     /// Applies a document, and checks what holds a second later: the kernel sends no call, and the calls have this status.
-    async fn ends_within_second(&self, document: &str, status: &str) {
+    pub(super) async fn ends_within_second(&self, document: &str, status: &str) {
         self.world.apply(document).await.ok();
         self.no_calls_by_kernel_after(BOUND, status).await;
     }
 
-    async fn no_calls_by_kernel_after(&self, bound: Duration, status: &str) {
+    pub(super) async fn no_calls_by_kernel_after(&self, bound: Duration, status: &str) {
         sleep(bound).await;
         let (said, sent) = self.call(20).await;
         // A response of the sidecar may have several lines.
@@ -173,14 +211,11 @@ impl Secure {
     }
 }
 
-/// Starts `register` in a cgroup, with the service's name as its instance.
-fn register_in(world: &World, cgroup: &str, service: &str, options: &str) -> Process {
-    let (agent, name) = (world.agent_address(), service.replace('/', "-"));
-    let binary = env!("CARGO_BIN_EXE_fairmesh");
-    let register = format!(
-        "kernel run --cgroup {cgroup} -- {binary} register {service} --instance {name} --agent {agent} {options}"
-    );
-    Process::start(Program::fairmesh(world.path(&format!("{name}.log")), &register))
+/// Starts a front in a cgroup, by these words of the command line.
+fn run_front(world: &World, cgroup: &str, name: &str, options: &str) -> Process {
+    let (agent, binary) = (world.agent_address(), env!("CARGO_BIN_EXE_fairmesh"));
+    let command = format!("kernel run --cgroup {cgroup} -- {binary} {options} --agent {agent}");
+    Process::start(Program::fairmesh(world.path(&format!("{name}.log")), &command))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -225,51 +260,6 @@ async fn changed_rules_end_local_calls_by_kernel_within_a_second() {
     mesh.ends_within_second(rules, "403").await;
 }
 
-/// What becomes of the calls of an identity under a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// The kernel sends them, and so does the sidecar.
-    Kernel,
-    /// They are allowed by mutual TLS alone.
-    Mtls,
-    Refused,
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_forms_agree_for_each_identity_and_policy() {
-    use Outcome::{Kernel, Mtls, Refused};
-    let _machine = beside_others().await;
-    let cases = [
-        ("rules: [{name: web, from: [shop/web]}]", [Kernel, Refused]),
-        // `register` judges connections, which have no method.
-        ("rules: [{name: reads, from: [shop/web], methods: [GET]}]", [Refused, Refused]),
-        ("rules: [{name: all}]", [Kernel, Kernel]),
-        ("mode: audit, rules: [{name: web, from: [shop/web]}]", [Kernel, Mtls]),
-        ("rules: [{name: all}, {name: no, action: deny, from: [shop/batch]}]", [Kernel, Refused]),
-    ];
-    for (at, identity) in ["shop/web", "shop/batch"].into_iter().enumerate() {
-        let name = format!("matrix{at}");
-        let Some(mesh) = Secure::start_as(&name, identity, Place::Together).await else { return };
-        for (rules, outcomes) in cases {
-            let document = format!("{{kind: Authorization, service: shop/raw, {rules}}}");
-            match outcomes[at] {
-                Kernel => {
-                    mesh.world.apply(&document).await.ok();
-                    mesh.calls_by_kernel().await;
-                    let (said, _) = mesh.call(4).await;
-                    let caller = format!("200 spiffe://prod/{identity}|");
-                    assert!(
-                        said.iter().all(|line| line.starts_with(&caller)),
-                        "{identity}, {rules}: {said:?}"
-                    );
-                }
-                Mtls => mesh.ends_within_second(&document, &format!("200 spiffe://prod/{identity}|")).await,
-                Refused => mesh.ends_within_second(&document, "403").await,
-            }
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sidecar_as_default_transport_ends_kernel_calls_within_a_second() {
     let _machine = beside_others().await;
@@ -303,7 +293,7 @@ async fn end_of_listener_ends_local_calls_by_kernel_within_a_second() {
     let _machine = beside_others().await;
     let Some(mut mesh) = Secure::start("ended").await else { return };
     mesh.calls_by_kernel().await;
-    mesh.register.kill().await;
+    mesh.front.kill().await;
     mesh.no_calls_by_kernel_after(BOUND, "50").await;
 }
 
@@ -340,8 +330,9 @@ async fn listener_permits_no_calls_to_program_of_another_service() {
     let (port, cgroup) = (free_port(), format!("{}-evil", mesh.attached.cgroup));
     let program = ["python3", "-c", EVIL, &port.to_string(), &mesh.port.to_string()].map(str::to_owned);
     let _evil = run_in(&cgroup, &program, port).await;
-    let front = format!("--address 127.0.0.1:{port} --tcp --protocol http1");
-    let _register = register_in(&mesh.world, &cgroup, "shop/evil", &front);
+    let front =
+        format!("register shop/evil --instance shop-evil --address 127.0.0.1:{port} --tcp --protocol http1");
+    let _register = run_front(&mesh.world, &cgroup, "shop-evil", &front);
     mesh.world.serves("shop/evil", "shop-evil").await;
     let before = mesh.attached.counter("in-place-of-mtls").await;
     // The second time, the proxy has asked.
@@ -355,7 +346,9 @@ async fn listener_permits_no_calls_to_program_of_another_service() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listener_in_another_cgroup_than_its_program_permits_no_calls_by_kernel() {
     let _machine = beside_others().await;
-    let Some(mesh) = Secure::start_as("apart", "shop/web", Place::Apart).await else { return };
+    let Some(mesh) = Secure::start_as("apart", "shop/web", (Front::Register, Place::Apart)).await else {
+        return;
+    };
     for _ in 0..2 {
         mesh.no_calls_by_kernel_after(BOUND, "200 spiffe://prod/shop/web|").await;
     }
@@ -364,7 +357,10 @@ async fn listener_in_another_cgroup_than_its_program_permits_no_calls_by_kernel(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn program_outside_of_cgroups_of_servers_gets_no_calls_by_kernel() {
     let _machine = beside_others().await;
-    let Some(mesh) = Secure::start_as("outside", "shop/web", Place::Elsewhere).await else { return };
+    let Some(mesh) = Secure::start_as("outside", "shop/web", (Front::Register, Place::Elsewhere)).await
+    else {
+        return;
+    };
     for _ in 0..2 {
         mesh.no_calls_by_kernel_after(BOUND, "200 spiffe://prod/shop/web|").await;
     }
