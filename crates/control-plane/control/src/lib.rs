@@ -25,7 +25,6 @@ mod http_fetch;
 mod identity;
 mod imbalance;
 mod metrics;
-mod monotonic_clock;
 mod open_store;
 mod planner_facts;
 mod rate_limits;

@@ -29,15 +29,13 @@ mod what_if;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fairmesh_controllers::{self as controllers, Controller as _};
+use fairmesh_controllers::{self as controllers, Controller as _, MonotonicClock};
 use fairmesh_model::{Region, ServiceName};
 use fairmesh_planner::{Now, ServicePlanner};
 use fairmesh_rib::Node;
 use tokio::sync::Notify;
 
-use crate::{
-    ShadowController, monotonic_clock::MonotonicClock, planner_facts::FactsIndex, reports::TrafficReports,
-};
+use crate::{ShadowController, planner_facts::FactsIndex, reports::TrafficReports};
 pub(crate) use drain_controller::DrainController;
 use drain_states::DrainState;
 use metrics::PlanCounts;

@@ -167,7 +167,7 @@ mod tests {
     use fairmesh_wire::record_encoding;
 
     use super::*;
-    use crate::monotonic_clock::MonotonicClock;
+    use fairmesh_controllers::MonotonicClock;
 
     fn call(service: &ServiceName) -> HypotheticalCall {
         HypotheticalCall {

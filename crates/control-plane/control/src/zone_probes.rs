@@ -10,14 +10,13 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_controllers::MonotonicClock;
 use fairmesh_metrics::Register as _;
 use fairmesh_model::{Invalid, Region, Zone, check_reachable};
 use fairmesh_probes::{Board, Cell, Outcomes, Place, Protocol, Report, Verdict};
 use fairmesh_wire::v1;
 use prometheus_client::registry::Registry;
 use tonic::Status;
-
-use crate::monotonic_clock::MonotonicClock;
 
 /// Maximum number of results in one report.
 const MAX_RESULTS: usize = 64;

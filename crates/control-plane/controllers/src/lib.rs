@@ -13,12 +13,14 @@
 mod catch_panic;
 mod controller;
 mod fence;
+mod monotonic_clock;
 mod round;
 mod runtime;
 mod schedule;
 mod status;
 
 pub use controller::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
+pub use monotonic_clock::MonotonicClock;
 pub use round::RoundError;
 pub use runtime::{Runtime, RuntimeConfig};
 pub use status::{ControllerState, ControllerStatus, MAX_SHOWN, Round, Statuses, Totals};

@@ -10,6 +10,7 @@ use std::{
 };
 
 use fairmesh_call_history::{CallHistory, HistoryLimits, RowSum};
+use fairmesh_controllers::MonotonicClock;
 use fairmesh_model::{CallCounts, CountReport, CountedBy, CpuBy, CpuPath, Egress, Region, ServiceName};
 use fairmesh_planner::EgressTotals;
 use fairmesh_signals::{CountInbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSource, SumLimits};
@@ -19,7 +20,6 @@ use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::attributed_cpu::{self, CostTotals};
-use crate::monotonic_clock::MonotonicClock;
 
 /// Time for which processes report at the short interval after an operator viewed calls, in milliseconds.
 const LOOK_MS: u64 = 60_000;

@@ -6,6 +6,7 @@ use std::{
     },
 };
 
+use fairmesh_controllers::MonotonicClock;
 use fairmesh_model::{CountReport, Region, ServiceName, TrafficReport};
 use fairmesh_planner::ServiceReports;
 use fairmesh_rib::Node;
@@ -13,7 +14,7 @@ use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSource, Repor
 use fairmesh_wire::v1;
 
 use super::{CallViews, watched_graph::WatchedGraph, watched_services::WatchedServices};
-use crate::{monotonic_clock::MonotonicClock, planner_facts::FactsIndex};
+use crate::planner_facts::FactsIndex;
 
 /// Time after which the facts get a new sum even if no report has arrived, in milliseconds, because missing reports
 /// are a change too.
