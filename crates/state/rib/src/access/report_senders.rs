@@ -186,7 +186,7 @@ mod tests {
         let joined = JoinedAgent { tenants: vec!["red".parse().unwrap()], joined: 0, region: None };
         put(1, RecordKey::JoinedAgent("red-1".parse().unwrap()), Record::JoinedAgent(joined));
         let access = AccessControl::new(node.clone());
-        access.require();
+        access.require(None);
         let id = "spiffe://prod/fairmesh/agent/red-1".parse().unwrap();
         let agent = Caller::from(Identity::Spiffe(id));
         let before = access.report_source(&agent);
