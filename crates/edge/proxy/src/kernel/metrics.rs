@@ -24,7 +24,7 @@ impl KernelMetrics {
 
     /// Whether connections are redirected to this proxy.
     pub(crate) fn is_attached(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {
