@@ -44,7 +44,7 @@ impl Registry {
     }
 
     /// Creates or replaces a map and returns its new version. `map.version` is the version that the caller read; 0
-    /// creates a map. Writing an equal map changes nothing.
+    /// creates a map. Writing an equal map changes nothing. A stored map that cannot be read is replaced.
     ///
     /// # Errors
     /// `Invalid` for gaps or overlaps, `NotFound` when the service is not declared, `Refused` when it is not sharded,
@@ -57,14 +57,14 @@ impl Registry {
             if let Some(held) = held.filter(|held| same_content(service, &held.map, map)) {
                 return Ok(held.map.clone());
             }
-            if map.version != current {
+            if map.version != current && !held.is_some_and(StoredShardMap::is_unreadable) {
                 let problem = format!("the map has version {current} and yours rests on {}", map.version);
                 let hint = "read the map again and repeat the change on it";
                 return Err(RegistryError::Conflict(Invalid::new("version", problem, hint)));
             }
             Ok(map.clone())
         };
-        self.change_map(service, edit).await
+        self.replace_map(service, edit).await
     }
 
     fn check_sharded(&self, service: &ServiceName) -> Result<(), RegistryError> {

@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_model::{Endpoint, Invalid, Record, RecordKey, ServiceName, ShardMap, ShardMove, ShardPart};
+use fairmesh_model::{
+    Endpoint, Invalid, KeyRange, Record, RecordKey, ServiceName, ShardMap, ShardMove, ShardPart,
+};
 use fairmesh_rib::{Entry, Expect, Op};
 use fairmesh_wire::{LogLimiter, record_encoding, shard_encoding};
 
@@ -39,6 +41,28 @@ pub(crate) struct StoredShardMap {
     pub(crate) entries: BTreeMap<RecordKey, Bytes>,
     /// Revision of the range manifest, which every change of the map rewrites.
     pub(crate) revision: u64,
+}
+
+impl StoredShardMap {
+    /// Stands for a map that cannot be decoded, so that a written map replaces its records. It has no shards, as no readable map
+    /// has. Its version is the newest revision of its records: each version is a commit, so that no earlier version was higher.
+    pub(crate) fn unreadable(service: &ServiceName, read: Vec<(Arc<str>, Entry)>) -> Self {
+        let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
+        let version = read.iter().map(|(_, entry)| entry.revision).max().unwrap_or_default();
+        let (mut entries, mut revision) = (BTreeMap::new(), 0);
+        for (text, entry) in read {
+            let Ok(key) = RecordKey::parse(&text) else { continue };
+            if key == ranges {
+                revision = entry.revision;
+            }
+            entries.insert(key, entry.value);
+        }
+        Self { map: ShardMap { version, interval: KeyRange::ALL, shards: Vec::new() }, entries, revision }
+    }
+
+    pub(crate) fn is_unreadable(&self) -> bool {
+        self.map.shards.is_empty()
+    }
 }
 
 /// Decodes the shard map from the records below its prefix; `None` if there are none.

@@ -158,7 +158,12 @@ async fn apply_map(
     map: &ShardMap,
     mode: Mode<'_>,
 ) -> Result<&'static str, Failure> {
-    let stored = stored_map(connection, name).await?;
+    let (stored, is_unreadable) = match readable_map(connection, name).await? {
+        Ok(stored) => (stored, false),
+        Err(unreadable) if mode.keep_moves => return Err(unreadable),
+        // The warnings say that the written map replaces it.
+        Err(_) => (None, true),
+    };
     let stored_version = stored.as_ref().map_or(0, |stored| stored.version);
     let asked = if map.version == 0 { stored_version } else { map.version };
     let mut wanted = ShardMap { version: asked, ..map.clone() };
@@ -182,7 +187,7 @@ async fn apply_map(
         let request = PutShardsRequest { service: name.to_string(), map: Some(wanted.into()) };
         connection.registry().put_shards(request).await?;
     }
-    Ok(if stored.is_some() { "changed" } else { "created" })
+    Ok(if stored.is_some() || is_unreadable { "changed" } else { "created" })
 }
 
 /// The refusal of `--keep-moves` where a shard of the stored map would go: it cannot be told whether the file is older than a
@@ -225,13 +230,22 @@ pub(crate) async fn stored_map(
     connection: &Connection,
     name: &ServiceName,
 ) -> Result<Option<ShardMap>, Failure> {
+    readable_map(connection, name).await?
+}
+
+/// The stored shard map of a service, or `None`. The inner error is that of a stored map which the control plane cannot read.
+async fn readable_map(
+    connection: &Connection,
+    name: &ServiceName,
+) -> Result<Result<Option<ShardMap>, Failure>, Failure> {
     let request = GetShardsRequest { service: name.to_string() };
-    let map = match connection.registry().get_shards(request).await {
-        Ok(answer) => answer.into_inner().map,
-        Err(status) if status.code() == Code::NotFound => None,
-        Err(status) => return Err(status.into()),
-    };
-    Ok(map.map(ShardMap::try_from).transpose()?)
+    match connection.registry().get_shards(request).await {
+        Ok(answer) => Ok(Ok(answer.into_inner().map.map(ShardMap::try_from).transpose()?)),
+        Err(status) if status.code() == Code::NotFound => Ok(Ok(None)),
+        // The name is valid, so that the stored map is not.
+        Err(status) if status.code() == Code::InvalidArgument => Ok(Err(status.into())),
+        Err(status) => Err(status.into()),
+    }
 }
 
 fn report(done: &[DocumentResult], args: &ApplyArgs) -> Result<(), Failure> {

@@ -1,5 +1,9 @@
 //! Commands that change configuration: apply, get, describe, diff, history, rollback.
 
+use bytes::Bytes;
+use fairmesh_model::{RecordKey, ServiceName, ShardPart};
+use fairmesh_rib::{Batch, Op};
+use fairmesh_store::{RedbStore, Store as _};
 use serde_json::json;
 
 use super::support::{Mesh, SHOP, fairmesh};
@@ -363,4 +367,35 @@ fn rollback_of_policy_keeps_rules_narrowed_since() {
     mesh.run(&["rollback", "policy", "shop/cart"]).ok();
     assert_eq!(timeouts()[0], "5s");
     assert_narrow();
+}
+
+#[test]
+fn apply_replaces_unreadable_shard_map_with_warning() {
+    let mut mesh = Mesh::with_shop();
+    mesh.stop_control("TERM");
+    let key = RecordKey::ShardManifest(ServiceName::new("shop/cart").unwrap(), ShardPart::Ranges);
+    let damage = async {
+        let store = RedbStore::open(mesh.path("data/rib.redb")).unwrap();
+        let ops = vec![Op::put(key.to_string(), Bytes::from_static(&[0xff]))];
+        store.write(Batch { ops }).await.unwrap();
+        store.close().await;
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(damage);
+    mesh.start_control();
+
+    let file = mesh.file("shop.yaml", SHOP);
+    let kept = mesh.run(&["apply", "--keep-moves", "-f", &file]);
+    assert_ne!(kept.code, Some(0), "{kept:?}");
+    assert!(kept.err.contains("the stored shard map of shop/cart cannot be read"), "{kept:?}");
+    let applied = mesh.run(&["apply", "-f", &file]);
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    for part in ["shards of shop/cart", "cannot be read", "the written record replaces it"] {
+        assert!(applied.err.contains(part), "{part}: {applied:?}");
+    }
+    let changed = |line: &str| line.starts_with("ShardMap") && line.ends_with("changed");
+    assert!(applied.out.lines().any(changed), "{applied:?}");
+    let shards = mesh.run(&["get", "shards", "shop/cart", "--json"]).json();
+    assert_eq!(shards[0]["shards"][1]["start"], json!(500), "{shards}");
+    let again = mesh.run(&["apply", "-f", &file]);
+    assert!(!again.err.contains("cannot be read") && !again.out.contains(" changed"), "{again:?}");
 }

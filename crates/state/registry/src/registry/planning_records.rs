@@ -51,7 +51,22 @@ impl Registry {
 
     pub(crate) fn shard_map(&self, service: &ServiceName) -> Result<Option<Arc<StoredShardMap>>, Invalid> {
         let (_, read) = self.node().read(&[Prefix::shards(service, None)]);
-        self.shared.map_cache.get(service, MapFingerprint::of(&read), || decode_map(service, read))
+        let decoded =
+            self.shared.map_cache.get(service, MapFingerprint::of(&read), || decode_map(service, read));
+        decoded.map_err(|invalid| {
+            let problem = format!("the stored shard map of {service} cannot be read: {invalid}");
+            let hint = "apply a document of kind ShardMap, which replaces it; or use a control plane of the release that wrote it";
+            Invalid::new("", problem, hint)
+        })
+    }
+
+    /// The stored map, also one that cannot be decoded.
+    pub(crate) fn map_to_replace(&self, service: &ServiceName) -> Option<Arc<StoredShardMap>> {
+        self.shard_map(service).unwrap_or_else(|invalid| {
+            tracing::warn!(%service, problem = invalid.problem, "a written shard map replaces one that cannot be read");
+            let (_, read) = self.node().read(&[Prefix::shards(service, None)]);
+            Some(Arc::new(StoredShardMap::unreadable(service, read)))
+        })
     }
 
     /// Returns the moves of a service, with their keys and revisions.

@@ -1,7 +1,7 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_model::{RecordKey, ServiceName, ShardMap, ShardPart};
+use fairmesh_model::{Invalid, RecordKey, ServiceName, ShardMap, ShardPart};
 use fairmesh_rib::{Expect, Op};
 use fairmesh_wire::shard_encoding;
 
@@ -26,18 +26,38 @@ impl Registry {
         Ok(changed.0)
     }
 
+    /// Like [`change_map`](Self::change_map), also for a stored map that cannot be read.
+    pub(super) async fn replace_map(
+        &self,
+        service: &ServiceName,
+        edit: impl Fn(Option<&StoredShardMap>) -> Result<ShardMap, RegistryError> + Send + Sync,
+    ) -> Result<u64, RegistryError> {
+        let read = || Ok(self.map_to_replace(service));
+        let changed = self.write_map(service, read, |held| Ok((edit(held)?, Vec::new()))).await?;
+        Ok(changed.0)
+    }
+
     /// Changes the map and adds further writes to the same batch. Returns version and revision.
     pub(super) async fn change_map_with(
         &self,
         service: &ServiceName,
         edit: impl Fn(Option<&StoredShardMap>) -> Result<(ShardMap, Vec<Op>), RegistryError> + Send + Sync,
     ) -> Result<(u64, u64), RegistryError> {
+        self.write_map(service, || self.shard_map(service), edit).await
+    }
+
+    async fn write_map(
+        &self,
+        service: &ServiceName,
+        read: impl Fn() -> Result<Option<Arc<StoredShardMap>>, Invalid> + Send + Sync,
+        edit: impl Fn(Option<&StoredShardMap>) -> Result<(ShardMap, Vec<Op>), RegistryError> + Send + Sync,
+    ) -> Result<(u64, u64), RegistryError> {
         let _one_writer = self.shared.map_writer.lock().await;
-        let (map, _) = edit(self.shard_map(service)?.as_deref())?;
+        let (map, _) = edit(read()?.as_deref())?;
         self.write_chunks_first(service, &map).await?;
         let changed = self
             .change(|| {
-                let held = self.shard_map(service)?;
+                let held = read()?;
                 let (mut map, mut ops) = edit(held.as_deref())?;
                 let current = held.as_ref().map_or(0, |held| held.map.version);
                 if held.as_ref().is_none_or(|held| held.map != map) {
@@ -83,7 +103,9 @@ impl Registry {
         let before = held.map_or(&none, |held| &held.entries);
         let after = shard_encoding::encode_map(service, map);
         let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
-        let expect = held.map_or(Expect::Absent, |held| Expect::Revision(held.revision));
+        // A map that cannot be read may lack its manifest of ranges.
+        let stored = held.map(|held| held.revision).filter(|revision| *revision > 0);
+        let expect = stored.map_or(Expect::Absent, Expect::Revision);
         let gone = before.keys().filter(|key| !after.contains_key(key));
         let mut ops: Vec<_> = gone.map(|key| Op::delete(key.to_string())).collect();
         for (key, value) in &after {

@@ -1,7 +1,9 @@
+use bytes::Bytes;
 use fairmesh_model::{
     Cursor, EndpointState, Identity, KeyRange, Prefix, Protocol, RecordKey, Replica, ReplicaState, Service,
-    Shard,
+    Shard, ShardPart,
 };
+use fairmesh_rib::Op;
 use fairmesh_wire::shard_encoding as encoding;
 
 use super::*;
@@ -82,6 +84,26 @@ async fn shard_map_write_requires_version_that_was_read() {
     let gap = ShardMap { version: 2, ..map([5]) };
     let refusal = test.registry.put_shards(&cart(), &gap).await.unwrap_err();
     assert_eq!(refusal.reason().field, "shards[0].start");
+}
+
+#[tokio::test]
+async fn written_shard_map_replaces_unreadable_one() {
+    let test = TestRegistry::new();
+    prepare(&test).await;
+    let ranges = RecordKey::ShardManifest(cart(), ShardPart::Ranges).to_string();
+    for damage in [Op::put(ranges.clone(), Bytes::from_static(&[0xff])), Op::delete(ranges.clone())] {
+        let before = test.registry.shards(&cart()).unwrap();
+        test.registry.write(vec![damage]).await.unwrap();
+        let unreadable = test.registry.shards(&cart()).unwrap_err();
+        assert!(unreadable.to_string().contains("cannot be read"), "{unreadable}");
+        test.registry.split_shard(&cart(), ShardId(1), None).await.unwrap_err();
+        let version =
+            test.registry.put_shards(&cart(), &ShardMap { version: 0, ..map([0, 400]) }).await.unwrap();
+        assert!(version > before.version, "readers know earlier versions");
+        let written = test.registry.shards(&cart()).unwrap();
+        let (_, entries) = test.node.read(&[Prefix::shards(&cart(), None)]);
+        assert_eq!(entries.len(), encoding::encode_map(&cart(), &written).len(), "nothing else is left");
+    }
 }
 
 #[tokio::test]

@@ -9,7 +9,14 @@ use fairmesh_model::{Policy, RecordKey, ServiceName, spec::Resource};
 pub(super) fn warn(known: &View, resources: &[&Resource]) {
     let written: BTreeSet<RecordKey> =
         resources.iter().flat_map(|one| one.records()).map(|(key, _)| key).collect();
-    warn_of_unreadable(known, |key| written.contains(key).then(|| replaced(known, key, resources)));
+    let is_written = |key: &RecordKey| match key {
+        // The records of a map are replaced together.
+        RecordKey::ShardManifest(of, _) | RecordKey::ShardChunk(of, ..) => {
+            resources.iter().any(|one| matches!(one, Resource::ShardMap(name, _) if name == of))
+        }
+        key => written.contains(key),
+    };
+    warn_of_unreadable(known, |key| is_written(key).then(|| replaced(known, key, resources)));
 }
 
 fn replaced(known: &View, key: &RecordKey, resources: &[&Resource]) -> String {
