@@ -183,6 +183,11 @@ impl Transport {
         self.of_mesh().and_then(|_| self.lacks_certificate())
     }
 
+    /// Reason why the last attempt to get a certificate failed; `None` if this process has one, or needs none.
+    pub fn identity_problem(&self) -> Option<String> {
+        self.identity.as_ref().filter(|identity| !identity.is_ready())?.problem()
+    }
+
     /// The error of a connection with a mesh process. If a missing certificate caused the error, says why it is
     /// missing.
     pub(crate) fn reason(

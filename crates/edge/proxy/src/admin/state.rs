@@ -76,6 +76,11 @@ impl AdminState {
         transport(&self.mesh).lacks_identity()
     }
 
+    /// Why the proxy has no identity so far. Its agent may not know yet whether the mesh has a trust domain.
+    pub(crate) fn identity_problem(&self) -> Option<String> {
+        transport(&self.mesh).identity_problem()
+    }
+
     /// Describes what the ready proxy cannot do. Without an identity it still serves calls to plaintext endpoints,
     /// which a policy may permit, so it stays ready, like Envoy without a secret of one of its clusters.
     pub(crate) fn ready_text(&self) -> String {
@@ -96,7 +101,7 @@ impl AdminState {
         }
         let freshness = self.mesh.freshness();
         match freshness.connected {
-            true => match self.lacks_identity() {
+            true => match self.identity_problem() {
                 None => "starting: waits for the records of its listeners' services".to_owned(),
                 Some(problem) => {
                     format!(

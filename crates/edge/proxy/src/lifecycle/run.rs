@@ -309,11 +309,11 @@ impl RunningProxy {
         known.map_err(|_| ProxyError::Uninformed { waited: time_limit })
     }
 
-    /// Waits for the routing information of all listeners, and some seconds for the identity that the mesh requires.
+    /// Waits for the routing information of all listeners, and some seconds for an identity, if the mesh may require one.
     async fn wait_equipped(&self) {
         self.services.wait_ready(self.named()).await;
         let issued = async {
-            while self.state.lacks_identity().is_some() {
+            while self.state.identity_problem().is_some() {
                 sleep(IDENTITY_INTERVAL).await;
             }
         };
