@@ -25,8 +25,8 @@ pub const EXPORTER_HEADERS: [&str; 3] =
 /// Address of the control plane.
 #[derive(Clone, Debug, Args)]
 pub struct TargetArgs {
-    /// The control plane: host:port or unix:/path; several are attempted in order [default: its socket on this machine, else
-    /// 127.0.0.1:7400].
+    /// The control plane: host:port or unix:/path; several are attempted in order [default: its socket on this machine,
+    /// else 127.0.0.1:7400].
     #[arg(long, env = "FAIRMESH_CONTROL", value_name = "ADDRESS", value_delimiter = ',')]
     control: Vec<Address>,
     /// A file with the token of the user, as an identity provider issued it [default: FAIRMESH_TOKEN].
@@ -47,8 +47,8 @@ impl TargetArgs {
         Self { control, token_file: None, trust_bundle: None, takes_environment: false }
     }
 
-    /// Addresses of control planes, at least one. Determined at each call, because a control plane that starts meanwhile
-    /// creates its socket.
+    /// Addresses of control planes, at least one. Determined at each call, because a control plane that starts
+    /// meanwhile creates its socket.
     pub fn addresses(&self) -> Vec<Address> {
         match &self.control[..] {
             [] => vec![environment::control()],

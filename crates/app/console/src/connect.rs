@@ -61,8 +61,8 @@ fn followed_by_agent(agent: &Address) -> Vec<Address> {
     followed.next().unwrap_or_default()
 }
 
-/// The control planes in the command line of an agent, whose words end in zeros. `None` for another program, or an agent at
-/// another address.
+/// The control planes in the command line of an agent, whose words end in zeros. `None` for another program, or an
+/// agent at another address.
 fn followed(command_line: &str, agent: &Address) -> Option<Vec<Address>> {
     let words: Vec<_> = command_line.split_terminator('\0').collect();
     let [program, "agent", options @ ..] = &words[..] else { return None };
@@ -185,7 +185,8 @@ pub struct Attempt {
     pub connected: Result<Connection, ConnectError>,
 }
 
-/// Connects to the first of the given control planes that responds, and tells which of them do not. Returns the last attempt.
+/// Connects to the first of the given control planes that responds, and tells which of them do not. Returns the last
+/// attempt.
 pub async fn first_connected(target: &TargetArgs) -> Result<Attempt, Failure> {
     let mut addresses = target.addresses().into_iter().peekable();
     loop {

@@ -44,8 +44,9 @@ pub(crate) struct StoredShardMap {
 }
 
 impl StoredShardMap {
-    /// Stands for a map that cannot be decoded, so that a written map replaces its records. It has no shards, as no readable map
-    /// has. Its version is the newest revision of its records: each version is a commit, so that no earlier version was higher.
+    /// Stands for a map that cannot be decoded, so that a written map replaces its records. It has no shards, unlike
+    /// every readable map. Its version is the newest revision of its records: each version is a commit, so that no
+    /// earlier version was higher.
     pub(crate) fn unreadable(service: &ServiceName, read: Vec<(Arc<str>, Entry)>) -> Self {
         let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
         let version = read.iter().map(|(_, entry)| entry.revision).max().unwrap_or_default();

@@ -233,7 +233,8 @@ pub(crate) async fn stored_map(
     readable_map(connection, name).await?
 }
 
-/// The stored shard map of a service, or `None`. The inner error is that of a stored map which the control plane cannot read.
+/// The stored shard map of a service, or `None`. The inner error is that of a stored map which the control plane cannot
+/// read.
 async fn readable_map(
     connection: &Connection,
     name: &ServiceName,

@@ -57,7 +57,8 @@ fn left_unpublished(status: &Status) -> bool {
     status.counters.iter().any(|(counter, value)| *counter == Counter::ServiceUnknown && *value > 0)
 }
 
-/// The called services that the proxy does not publish, and why. `None` if the attached proxy has no pages at this address.
+/// The called services that the proxy does not publish, and why. `None` if the attached proxy has no pages at this
+/// address.
 async fn sidecar_services(status: &Status, admin: SocketAddr) -> Option<Vec<(String, String)>> {
     let attached = status.proxy?;
     let config = page(admin, "/config?json").await.ok()?;
