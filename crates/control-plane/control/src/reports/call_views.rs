@@ -297,6 +297,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn call_view_has_calls_of_its_scope_and_counts_each_report_once() {
         let views = CallViews::new(MonotonicClock::start());
+        // Not at the boundary of a minute: reports are of the time before.
+        tokio::time::advance(Duration::from_secs(30)).await;
         let record = |report| views.record(&ReportSource::of_mesh(), report, &Egress::default(), |_| true);
         assert_eq!(record(report(1)).next_report_ms, IDLE_INTERVAL_MS as u32);
         record(report(1));
