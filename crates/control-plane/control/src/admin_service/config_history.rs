@@ -98,10 +98,11 @@ pub(crate) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     changes
 }
 
-/// Removes from a policy its copy of the rules; other records stay as they are.
+/// Removes from a policy its copy of the rules; other records, and policies that cannot be read, stay as they are.
 fn without_rules(key: &RecordKey, value: Bytes) -> Option<Bytes> {
+    let is_readable = || record_encoding::decode(key, &value).is_ok();
     match key {
-        RecordKey::Policy(_) if record_encoding::rules_of(&value).is_some() => {
+        RecordKey::Policy(_) if record_encoding::rules_of(&value).is_some() && is_readable() => {
             record_encoding::with_rules(Some(&value), None)
         }
         _ => Some(value),
