@@ -24,8 +24,8 @@ use tokio::{
 
 use crate::mesh::{Mesh, Options, serve_pod};
 
-/// A fifth of a core per replica, which a few calls with one handshake each use up.
-const QUOTA_US: u32 = 20_000;
+/// A tenth of a core per replica, which a few calls with one handshake each use up, even beside other tests.
+const QUOTA_US: u32 = 10_000;
 const PERIOD_US: u32 = 100_000;
 /// Address of the calling pod; all of 127.0.0.0/8 is on loopback.
 const POD: &str = "127.0.1.7";
@@ -136,7 +136,7 @@ impl Fleet {
         until("all replicas report", async || {
             let status = mesh.cli(&["gateway", "status", "--json"], "").await.json();
             let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
-            let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.2);
+            let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.1);
             reporting.count() == names.len()
         })
         .await;
