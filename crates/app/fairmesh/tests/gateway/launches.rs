@@ -27,6 +27,9 @@ use crate::{
 /// Longest time from the alert until the new backend has calls: the figure of the issue.
 const NEW: Duration = Duration::from_secs(45);
 
+/// The name that the control plane gives to the first launched backend.
+const LAUNCHED: &str = "launched-1";
+
 /// A launcher that notes its runs, and prints this address of a replica. Returns the option of the control plane.
 fn launcher(folder: &Path, address: SocketAddr) -> &'static str {
     let (script, runs) = (folder.join("launcher"), folder.join("runs"));
@@ -39,7 +42,8 @@ fn launcher(folder: &Path, address: SocketAddr) -> &'static str {
     format!("--gateway-launcher {}", script.display()).leak()
 }
 
-/// Reports the load of replicas once a second, each with its backend, in place of processes: red/web has few calls, or many.
+/// Reports the load of replicas once a second, each with its backend, in place of processes: red/web has few calls, or many. The
+/// launched backend has none yet.
 async fn report(
     connection: Connection,
     replicas: Arc<Mutex<Vec<(String, String)>>>,
@@ -48,9 +52,14 @@ async fn report(
     let mut seconds = interval(Duration::from_secs(1));
     loop {
         seconds.tick().await;
-        let (requests, cpu_us) = if is_busy.load(Relaxed) { (450, 900_000) } else { (100, 200_000) };
+        let is_busy = is_busy.load(Relaxed);
         let replicas = replicas.lock().unwrap().clone();
         for (backend, address) in replicas {
+            let (requests, cpu_us) = match backend.as_str() {
+                LAUNCHED => (0, 20_000),
+                _ if is_busy => (450, 900_000),
+                _ => (100, 200_000),
+            };
             let counts = GatewayServiceCounts { service: "red/web".into(), requests, ..Default::default() };
             let report = ReportGatewayRequest {
                 address,
@@ -110,7 +119,7 @@ async fn reported_growth_runs_the_launcher_once_and_completes_the_record() {
         listed.is_some_and(|one| one["replicas"][0] == launched.to_string() && one["zone"] == "a")
     })
     .await;
-    replicas.lock().unwrap().push(("launched-1".to_owned(), launched.to_string()));
+    replicas.lock().unwrap().push((LAUNCHED.to_owned(), launched.to_string()));
     until("red/web has the new backend", async || {
         let home = placement().await["zones"]["a"].as_array().cloned().unwrap_or_default();
         home.iter().any(|name| name == "launched-1")
@@ -135,7 +144,7 @@ async fn growing_service_gets_a_backend_that_the_launcher_starts() {
     until("all replicas report", async || {
         let status = fleet.status().await;
         let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
-        loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.2).count() == 2
+        loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.1).count() == 2
     })
     .await;
     let callers = Callers::start(fleet.virtual_address);

@@ -37,7 +37,8 @@ async fn agrees(front: Front, cases: &[(&str, [Outcome; 2])]) {
                     mesh.world.apply(&document).await.ok();
                     // A front refuses at once, and needs longer to allow more.
                     let is_allowed = |line: &String| line.starts_with(&caller);
-                    until("the calls are allowed", async || mesh.call(4).await.0.iter().all(is_allowed)).await;
+                    until("the calls are allowed", async || mesh.call(4).await.0.iter().all(is_allowed))
+                        .await;
                     mesh.no_calls_by_kernel_after(BOUND, &caller).await;
                 }
                 Outcome::Refused => mesh.ends_within_second(&document, "403").await,
