@@ -132,7 +132,7 @@ mod tests {
         one.health.put(Region::new("eu").unwrap(), InstanceId::new("b").unwrap(), verdict);
         assert_eq!(
             shown(&view),
-            (json!(1), json!(4), json!(["shop/cart"])),
+            (json!(1), json!(4), json!([["shop/cart", 0.35]])),
             "an unhealthy one is not serving"
         );
         let one = &view.services[&ServiceName::new("shop/cart").unwrap()];
