@@ -20,8 +20,11 @@ use crate::event_delta::Shown;
 /// Kinds of records of a service that say when they changed.
 pub(crate) const KINDS: &[RecordKind] = &[RecordKind::Endpoint, RecordKind::Health, RecordKind::Placement];
 
+/// The record of a service.
+type KeyOf = fn(ServiceName) -> RecordKey;
+
 /// Configuration of a service with a history, in words.
-pub(crate) const OF_SERVICE: [(fn(ServiceName) -> RecordKey, &str); 5] = [
+pub(crate) const OF_SERVICE: [(KeyOf, &str); 5] = [
     (RecordKey::Service, "declaration"),
     (RecordKey::Policy, "policy"),
     (RecordKey::Authorization, "rules"),
