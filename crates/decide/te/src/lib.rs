@@ -14,6 +14,7 @@
 
 mod backlog;
 mod capacity_trust;
+mod class_mix;
 pub mod drain;
 mod observation;
 mod observation_check;

@@ -1,6 +1,7 @@
 use crate::{
     backlog::Backlog,
     capacity_trust::{Doubt, Evidence, Trust},
+    class_mix::is_other_mix,
     observation::{CallerReport, Observation, RegionObservation, ServerReport},
     observation_check::{COMPARED_LOAD, FULL, is_loaded, work},
     pid_controller::Pid,
@@ -66,6 +67,8 @@ pub struct PlannerState {
     classes: usize,
     /// Mean work per call, by region.
     work: Vec<Option<Work>>,
+    /// By region, the shares of its calls that it is learnt from, by source and class; empty until then.
+    learnt_shares: Vec<Vec<u32>>,
     /// The demand, by source and class.
     demand: Vec<Smoothed>,
     has_demand: Vec<bool>,
@@ -100,6 +103,7 @@ impl PlannerState {
             planned_at_ms: None,
             classes,
             work: vec![None; regions],
+            learnt_shares: vec![Vec::new(); regions],
             demand: vec![Smoothed::default(); regions * classes],
             peak_demand: vec![Peak::default(); regions * classes],
             has_demand: vec![false; regions],
@@ -269,9 +273,12 @@ impl PlannerState {
                 let load = self.reached_load(at, servers.load);
                 self.backlog[at].observe(&ServerReport { load, ..*servers }, ceiling);
             }
-            self.learn_work(at, region);
             let (new, known) = (observation.unreported(at), self.unreported[at]);
             self.unreported[at] = new.min(known + UNREPORTED_WEIGHT * (new - known).max(0.0));
+        }
+        for (at, region) in observation.regions.iter().enumerate() {
+            self.learn_mix(at);
+            self.learn_work(at, region);
         }
         self.learn_trust(observation, ceiling);
         for (work, trust) in self.work.iter_mut().zip(&self.trust) {
@@ -333,6 +340,33 @@ impl PlannerState {
         self.has_demand[at] = true;
         for (peak, demand) in self.peak_demand[rows.clone()].iter_mut().zip(&self.demand[rows]) {
             peak.observe(demand.mean(), now_ms);
+        }
+    }
+
+    /// Work per call is learnt anew once the tables in force send a region calls of other classes: smoothed as noise is, it would
+    /// be that of the mix before for a minute, while the planner moves calls back and forth.
+    fn learn_mix(&mut self, at: usize) {
+        if self.classes == 1 {
+            return;
+        }
+        let rows = self.tables.sources.iter().flat_map(|source| &source.classes);
+        let present: Vec<u32> = rows.map(|row| row.shares[at]).collect();
+        let before = &self.learnt_shares[at];
+        if *before == present {
+            return;
+        }
+        let is_known = !before.is_empty();
+        let calls = |(row, demand): (usize, &Smoothed)| match self.is_absent[row / self.classes] {
+            true => 0.0,
+            false => demand.mean(),
+        };
+        let demand: Vec<f64> = self.demand.iter().enumerate().map(calls).collect();
+        if is_known && !is_other_mix(&demand, self.classes, (before, &present)) {
+            return;
+        }
+        self.learnt_shares[at] = present;
+        if let Some(work) = self.work[at].as_mut().filter(|_| is_known) {
+            work.smoothed.forget();
         }
     }
 

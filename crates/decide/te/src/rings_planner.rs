@@ -138,8 +138,8 @@ impl<'a> Round<'a> {
     ) -> Self {
         let current = problem.flows_of(before, &targets.aim);
         let band = |(source, noise): (usize, f64)| {
-            // What a drain has leave is no noise.
-            let noise = if problem.is_whole(source) { noise } else { 0.0 };
+            // What a drain has yet to make leave is no noise. Afterwards, the loads of the regions that take the calls are noisy.
+            let noise = if problem.has_left(source, &current) { noise } else { 0.0 };
             noise.clamp(DEAD_BAND, MOST_DEAD_BAND)
         };
         let dead_bands = problem.noise(&current).into_iter().enumerate().map(band).collect();

@@ -4,6 +4,7 @@ use crate::{
     region_flows::Flows,
     ring_fill::{Stranded, fill},
     ring_matrix::RingMatrix,
+    rings_planner::DEAD_BAND,
     rings_policy::RingsPolicy,
     share_tables::{ClassShares, RegionTable, Tables},
 };
@@ -142,6 +143,12 @@ impl<'a> Problem<'a> {
     /// Whether a region keeps all of its calls that it can serve: it is not drained.
     pub(crate) fn is_whole(&self, region: usize) -> bool {
         self.keep[region] >= 1.0 || !self.serves(region)
+    }
+
+    /// Whether a region sends away what its drain asks for. Nothing has to leave a region that is not drained.
+    pub(crate) fn has_left(&self, region: usize, flows: &Flows) -> bool {
+        let kept: f64 = (0..self.classes).map(|class| flows.get(region, class, region)).sum();
+        self.is_whole(region) || kept <= (self.keep[region] + DEAD_BAND) * self.offered(region)
     }
 
     /// The ring of a destination as seen from a source; the greatest number of a region in none.

@@ -83,6 +83,12 @@ impl Smoothed {
         self.mean
     }
 
+    /// Lets the next value count in full, as after a change: what is measured has changed, and the values so far say nothing of it.
+    pub(crate) fn forget(&mut self) {
+        self.since_change = 0.0;
+        (self.above, self.below) = (Run::default(), Run::default());
+    }
+
     /// Whether so few values are known that each counts in full.
     pub(crate) fn is_new(&self) -> bool {
         self.count < MIN_REMEMBERED + 2

@@ -71,6 +71,16 @@ fn tables_of_calls_moved_from_lost_region_rarely_change() {
 }
 
 #[test]
+fn tables_of_calls_moved_from_drained_region_rarely_change() {
+    for keep in [0.0, 0.4] {
+        let mut world = world(DEFAULT, 700.0, 0.5);
+        world.keep[1] = keep;
+        let changes = rewrites(&world, 180, poisson);
+        assert!(changes <= 5, "{changes} while the region keeps {keep}");
+    }
+}
+
+#[test]
 fn demand_spike_beyond_noise_moves_calls_in_its_first_round() {
     for noise in [poisson, twenty_percent] {
         let (mut world, mut random) = (world(DEFAULT, 2_000.0, 0.5), Noise::new(1));
