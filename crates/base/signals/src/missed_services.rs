@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fairmesh_model::{MAX_INCOMPLETE_SERVICES, ServiceName, Tenant, TrafficReport};
+use fairmesh_model::{MAX_INCOMPLETE_SERVICES, ServiceName, Tenant, TrafficReport, access::Reach};
 
 use crate::report_shares::ReportSource;
 
@@ -42,6 +42,24 @@ impl MissedServices {
                 missed.note(service, void_at_ms);
             } else {
                 self.of_mesh.note_all(void_at_ms);
+            }
+        }
+        if report.all_incomplete {
+            self.note_all_of(source, void_at_ms);
+        }
+    }
+
+    /// Notes that any service for which the sender speaks may be missed: its list of names was full.
+    pub(crate) fn note_all_of(&mut self, source: &ReportSource, void_at_ms: u64) {
+        let tenants = match &source.tenants {
+            Reach::Tenants(tenants) if source.owner.is_limited => tenants,
+            _ if source.owner.is_limited => return,
+            _ => return self.of_mesh.note_all(void_at_ms),
+        };
+        for tenant in tenants {
+            match self.of_tenant(tenant) {
+                Some(missed) => missed.note_all(void_at_ms),
+                None => self.of_mesh.note_all(void_at_ms),
             }
         }
     }
@@ -102,7 +120,10 @@ impl MissedNames {
         now_ms < self.all_until_ms
     }
 
+    /// Keeps a full list while it stands for all services: those who read the names know it by their number.
     fn expire(&mut self, now_ms: u64) {
-        self.names.retain(|_, void_at_ms| now_ms < *void_at_ms);
+        if !self.is_all(now_ms) {
+            self.names.retain(|_, void_at_ms| now_ms < *void_at_ms);
+        }
     }
 }

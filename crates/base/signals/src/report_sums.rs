@@ -115,8 +115,6 @@ impl ReportSums {
             self.remove(&key);
             return Taken::Kept;
         }
-        // Names of a limited sender stand for themselves, however many there are.
-        report.all_incomplete &= !owner.is_limited;
         // The last report takes room of a former owner if the sender's rights have changed since.
         if self.by_reporter.get(&key).is_some_and(|live| live.source.owner != *owner) {
             self.remove(&key);
@@ -124,6 +122,10 @@ impl ReportSums {
         let interval = u64::try_from(report.interval.as_millis()).unwrap_or(u64::MAX);
         let interval = interval.clamp(MIN_INTERVAL_MS, MAX_INTERVAL_MS);
         let void_at_ms = now_ms.saturating_add(interval * MISSED_INTERVALS + GRACE_MS);
+        // A full list of a limited sender stands for the services of its tenants.
+        if owner.is_limited && std::mem::take(&mut report.all_incomplete) {
+            self.missed.note_all_of(source, void_at_ms);
+        }
         if self.lacking(owner, &key, &report).is_some() {
             self.expire(now_ms);
         }

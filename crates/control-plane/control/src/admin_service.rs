@@ -22,7 +22,7 @@ use fairmesh_rib::{
 use fairmesh_store::{PartitionedStore, Store, write_author::saying};
 use fairmesh_traces::Traces;
 use fairmesh_views::Scope;
-use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
+use fairmesh_wire::{identity_of, record_encoding, run_blocking, software_of, transport::Waits, v1};
 use tokio::{
     sync::{Mutex, MutexGuard},
     task::spawn_blocking,
@@ -268,6 +268,12 @@ impl v1::admin_server::Admin for AdminService {
         let value = run_blocking(&waits, move || config_history::value_at(&node, &of, revision))
             .await?
             .map_err(|missing| Status::not_found(missing.to_string()))?;
+        // A policy that cannot be read may have rules, which a rollback must not bring back.
+        if value.as_ref().is_some_and(|value| record_encoding::decode(&key, value).is_err()) {
+            return Err(Status::failed_precondition(
+                "this release cannot read that value; choose another revision",
+            ));
+        }
         self.access.check(&caller, &needs_of_value(&key, value.as_deref())?)?;
         let desired =
             authorization_rules::join(&self.node, vec![DesiredRecord::new(key, value)]).map_err(invalid)?;

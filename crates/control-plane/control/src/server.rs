@@ -116,10 +116,8 @@ impl Control {
         for address in &addresses {
             grpc.push(transport.bind(address).await?.with_users().within(calls.clone()));
         }
-        let http = match config.http {
-            Some(http) => Some(AdminListener::bind(http, &listeners, &listener_table::CONTROL_HTTP).await?),
-            None => None,
-        };
+        let info = &listener_table::CONTROL_HTTP;
+        let http = AdminListener::bind_optional(config.http, &listeners, info).await?;
         let traces = TraceListener::bind(config.traces, &listeners).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         log_addresses(&grpc, http.as_ref());

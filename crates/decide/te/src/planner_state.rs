@@ -126,6 +126,12 @@ impl PlannerState {
             let Some(before) = *before else { continue };
             next.pids[at] = self.pids[before];
             next.work[at] = self.work[before];
+            // Calls that go home from a removed region may be of another class than those that were served here.
+            if self.classes > 1
+                && let Some(work) = &mut next.work[at]
+            {
+                work.smoothed.forget();
+            }
             next.has_demand[at] = self.has_demand[before];
             next.is_absent[at] = self.is_absent[before];
             next.unreported[at] = self.unreported[before];

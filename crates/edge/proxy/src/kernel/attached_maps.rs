@@ -47,8 +47,8 @@ pub(crate) struct KernelRequest {
 pub(crate) struct RedirectTarget<'a> {
     pub(crate) listener: &'a TcpListener,
     pub(crate) only_services: bool,
-    /// Where listeners of containers are taken.
-    pub(crate) containers: ContainerSocket,
+    /// Where listeners of containers are taken; `None` if they are not.
+    pub(crate) containers: Option<ContainerSocket>,
 }
 
 /// Callers by their sockets' cookies.
@@ -93,7 +93,7 @@ impl Attached {
         (forwarder, metrics): (&Arc<Forwarder>, &Arc<KernelMetrics>),
     ) -> Result<Self, KernelError> {
         Ok(Self {
-            maps: ProxyMaps::register(pins, to.listener, to.only_services, Some(to.containers))?,
+            maps: ProxyMaps::register(pins, to.listener, to.only_services, to.containers)?,
             forwarder: Arc::clone(forwarder),
             metrics: Arc::clone(metrics),
             sender: OnceLock::new(),

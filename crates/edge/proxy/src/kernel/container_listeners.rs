@@ -19,8 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The message with which a listener is passed. Its descriptors are the listener and a process of the container.
 const OFFER: &[u8] = b"fairmesh container 1";
-/// Interval of attempts to open the socket, and to accept while descriptors are exhausted.
-const OPEN_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of attempts to accept while descriptors are exhausted.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(100);
 /// Limits log lines about connections that pass no listener: any program in the proxy's network can connect.
 static NOT_PASSED: LogLimiter = LogLimiter::new();
@@ -53,20 +52,13 @@ pub(crate) struct Offer {
 }
 
 impl ContainerListeners {
-    /// Opens the socket, once descriptors are left.
-    pub(crate) async fn open() -> Self {
-        let mut is_reported = false;
-        loop {
-            match Self::try_open() {
-                Ok(listeners) => return listeners,
-                Err(error) if !is_reported => {
-                    tracing::warn!(%error, "connections are not redirected here yet: no socket for listeners of containers");
-                    is_reported = true;
-                }
-                Err(_) => {}
-            }
-            sleep(OPEN_INTERVAL).await;
+    /// Opens the socket. Without it, as where a profile denies abstract sockets, programs outside of containers are served.
+    pub(crate) fn open() -> Option<Self> {
+        let opened = Self::try_open();
+        if let Err(error) = &opened {
+            tracing::warn!(%error, "containers cannot use this proxy: no socket for their listeners");
         }
+        opened.ok()
     }
 
     fn try_open() -> io::Result<Self> {

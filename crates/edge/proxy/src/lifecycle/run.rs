@@ -274,6 +274,8 @@ impl RunningProxy {
         });
         if let Some(predecessor) = predecessor {
             self.wait_informed(time_limit).await?;
+            // The predecessor has one, and still serves.
+            self.wait_identity().await;
             if let Some(inbound) = &self.inbound {
                 inbound.succeed(time_limit).await?;
             }
@@ -312,6 +314,11 @@ impl RunningProxy {
     /// Waits for the routing information of all listeners, and some seconds for an identity, if the mesh may require one.
     async fn wait_equipped(&self) {
         self.services.wait_ready(self.named()).await;
+        self.wait_identity().await;
+    }
+
+    /// Waits some seconds for an identity, if the mesh may require one.
+    async fn wait_identity(&self) {
         let issued = async {
             while self.state.identity_problem().is_some() {
                 sleep(IDENTITY_INTERVAL).await;

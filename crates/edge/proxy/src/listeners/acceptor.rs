@@ -79,12 +79,9 @@ impl Acceptor {
         };
         let accepted = self.server.accept(&listener, &connections, serve.clone());
         let ListenerKind::Kernel { only_services, pins } = &listen.kind else { return accepted.await };
-        let containers = tokio::select! {
-            containers = ContainerListeners::open() => containers,
-            () = self.server.shutdown.started().cancelled() => return,
-        };
-        let only_services = *only_services;
-        let to = RedirectTarget { listener: &listener, only_services, containers: containers.socket };
+        let containers = ContainerListeners::open();
+        let socket = containers.as_ref().map(|containers| containers.socket);
+        let to = RedirectTarget { listener: &listener, only_services: *only_services, containers: socket };
         let in_containers = self.accept_in_containers(containers, pins, &connections, serve);
         let all = async {
             tokio::join!(
@@ -107,7 +104,7 @@ impl Acceptor {
     /// listeners to its successor.
     async fn accept_in_containers<S, F>(
         &self,
-        listeners: ContainerListeners,
+        listeners: Option<ContainerListeners>,
         pins: &Path,
         connections: &TaskTracker,
         serve: S,
@@ -115,6 +112,7 @@ impl Acceptor {
         S: Fn(AcceptedConnection) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
+        let Some(listeners) = listeners else { return };
         let offers = unfold(listeners, |listeners| async move {
             let offer = listeners.next().await;
             Some((offer, listeners))
