@@ -106,10 +106,10 @@ fn wait_times_out_and_names_missing_record() {
     assert!(listed.contains("no endpoint of shop/catalog is serving after 100ms"), "{listed}");
     let waited = in_vain(&["wait", "shop/catalog", "--timeout", "3s"]);
     assert!(waited.contains("no endpoint of shop/catalog is serving after 3s"), "{waited}");
-    let agent = in_vain(&["wait", "agent", "--agent", "unix:/nowhere/agent.sock", "--timeout", "100ms"]);
+    let agent = in_vain(&["wait", "agent", "--agent", "unix:/nowhere/agent.sock", "--timeout", "2s"]);
     assert!(agent.contains("the agent at unix:/nowhere/agent.sock is not ready"), "{agent}");
     let nobody = format!("127.0.0.1:{}", free_port());
-    let proxy = in_vain(&["wait", "proxy", "--admin", &nobody, "--timeout", "100ms"]);
+    let proxy = in_vain(&["wait", "proxy", "--admin", &nobody, "--timeout", "2s"]);
     assert!(proxy.contains("no proxy responds at"), "{proxy}");
     assert!(mesh.run(&["wait", "agnet"]).fails(2).contains("'agnet' is neither a process nor a service"));
 }
