@@ -95,13 +95,13 @@ impl Control {
         let OpenStore { store, partitions } = open(&config).await?;
         let (revision, entries) = store.load().await?;
         refuse_restored(&config, &*store, revision).await?;
-        let is_new = entries.is_empty();
         let node = Node::load(store.id(), revision, entries.iter().cloned());
         let indices = Indices::new(&node, AuditLog::open(&config.data_dir));
         indices.load(&entries);
         indices.checks.wake(Woken::ALL);
         let recorded = recorded_bundle(&node);
-        let told = config.trust_domain.told(is_new, recorded.as_ref().map(|bundle| &bundle.domain));
+        let told =
+            config.trust_domain.told(entries.is_empty(), recorded.as_ref().map(|bundle| &bundle.domain));
         let issuer = CertificateIssuer::open(&config, told.as_ref(), recorded.as_ref())?.map(Arc::new);
         if issuer.is_some() {
             indices.access.require(told);
@@ -116,8 +116,8 @@ impl Control {
         for address in &addresses {
             grpc.push(transport.bind(address).await?.with_users().within(calls.clone()));
         }
-        let info = &listener_table::CONTROL_HTTP;
-        let http = AdminListener::bind_optional(config.http, &listeners, info).await?;
+        let http =
+            AdminListener::bind_optional(config.http, &listeners, &listener_table::CONTROL_HTTP).await?;
         let traces = TraceListener::bind(config.traces, &listeners).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         log_addresses(&grpc, http.as_ref());
