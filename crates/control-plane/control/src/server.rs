@@ -100,8 +100,7 @@ impl Control {
         indices.load(&entries);
         indices.checks.wake(Woken::ALL);
         let recorded = recorded_bundle(&node);
-        let told =
-            config.trust_domain.told(entries.is_empty(), recorded.as_ref().map(|bundle| &bundle.domain));
+        let told = config.trust_domain.told(entries.is_empty(), recorded.as_ref().map(|own| &own.domain));
         let issuer = CertificateIssuer::open(&config, told.as_ref(), recorded.as_ref())?.map(Arc::new);
         if issuer.is_some() {
             indices.access.require(told);
