@@ -200,7 +200,9 @@ fn agent_warns_only_if_no_control_plane_responds() {
 
 #[test]
 fn agent_started_before_control_plane_joins_without_warning() {
-    let (mut mesh, began) = (Mesh::empty(), Instant::now());
+    let mut mesh = Mesh::empty();
+    #[allow(clippy::disallowed_methods, reason = "a real agent waits for a real control plane")]
+    let began = Instant::now();
     mesh.arguments = ["--trust-domain", "prod"].map(String::from).to_vec();
     let log = mesh.path("agent.log");
     let _agent = logging_agent(&mesh, &mesh.address(), &log);

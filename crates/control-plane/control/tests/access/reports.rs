@@ -137,20 +137,26 @@ async fn reports_of_one_tenant_stop_planning_of_no_other_tenant() {
     }
 }
 
+fn invented() -> impl Iterator<Item = String> {
+    (0..MAX_INCOMPLETE_SERVICES).map(|n| format!("red/s{n}"))
+}
+
+/// Reports, in all forms, as many incomplete services as a message can name, and one of another tenant.
+async fn report_incomplete_of_others(sender: &Connection) {
+    sender.signals().report(incomplete(1, invented())).await.unwrap();
+    sender.signals().report(incomplete(2, ["blue/vault".to_owned()])).await.unwrap();
+    let former = v1::ReportUsageRequest::from(incomplete(3, invented()));
+    sender.imbalance().report(former).await.unwrap();
+}
+
 async fn check_planning_of_other_tenant(is_callable: bool) {
     let folder = tempfile::tempdir().unwrap();
     let control = start(folder.path(), is_callable).await;
     let agent = join(&control, "red-1", &["red"], "eu").await;
-    let program = agent.issue(&control, "red/x").await.unwrap();
     // A role of a viewer changes nothing.
     bind(&control, "viewer", binding(AccessRole::Viewer, &["blue"], &[], "fairmesh/agent/red-1")).await;
-    let invented = || (0..MAX_INCOMPLETE_SERVICES).map(|n| format!("red/s{n}"));
-    for sender in [&agent, &program] {
-        let sender = sender.connect(&control).await;
-        sender.signals().report(incomplete(1, invented())).await.unwrap();
-        sender.signals().report(incomplete(2, ["blue/vault".to_owned()])).await.unwrap();
-        let former = v1::ReportUsageRequest::from(incomplete(3, invented()));
-        sender.imbalance().report(former).await.unwrap();
+    for sender in [&agent, &agent.issue(&control, "red/x").await.unwrap()] {
+        report_incomplete_of_others(&sender.connect(&control).await).await;
     }
     if is_callable {
         // A row of its calls changes nothing either.
