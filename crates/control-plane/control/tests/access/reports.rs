@@ -158,24 +158,26 @@ async fn check_planning_of_other_tenant(is_callable: bool) {
     for sender in [&agent, &agent.issue(&control, "red/x").await.unwrap()] {
         report_incomplete_of_others(&sender.connect(&control).await).await;
     }
-    if is_callable {
-        // A row of its calls changes nothing either.
-        let calls = vec![calls_to("blue/vault")];
-        let named = v1::ReportSignalsRequest { calls, ..incomplete(5, ["blue/vault".to_owned()]) };
-        agent.connect(&control).await.signals().report(named).await.unwrap();
-    }
+    // A row of its calls changes nothing either.
+    let calls = if is_callable { vec![calls_to("blue/vault")] } else { Vec::new() };
+    let named = v1::ReportSignalsRequest { calls, ..incomplete(5, ["blue/vault".to_owned()]) };
+    agent.connect(&control).await.signals().report(named).await.unwrap();
     // The tenant's own service may be incomplete, and is not planned.
     let honest = incomplete(4, invented().take(MAX_INCOMPLETE_SERVICES - 1).chain(["red/x".to_owned()]));
     agent.connect(&control).await.signals().report(honest).await.unwrap();
     wait_for_refusal(&control, "red/x", NO_ROOM).await;
     let other = refusal(&control, "blue/vault").await;
     assert!(!other.contains(NO_ROOM), "{other}");
-    // A replica adds up reports of all tenants: its full list stands for any service.
-    let other = join(&control, "rib-1", &[], "eu").await;
-    let relay = other.issue(&control, "fairmesh/replica/rib-1.eu").await.unwrap().connect(&control).await;
-    relay.signals().report(incomplete(1, invented())).await.unwrap();
+    report_full_list_of_replica(&control).await;
     wait_for_refusal(&control, "blue/vault", NO_ROOM).await;
     control.stop().await;
+}
+
+/// A replica adds up reports of all tenants: its full list stands for any service.
+async fn report_full_list_of_replica(control: &TestControl) {
+    let other = join(control, "rib-1", &[], "eu").await;
+    let relay = other.issue(control, "fairmesh/replica/rib-1.eu").await.unwrap().connect(control).await;
+    relay.signals().report(incomplete(1, invented())).await.unwrap();
 }
 
 #[tokio::test]
