@@ -150,7 +150,7 @@ impl Clocked {
         }
     }
 
-    /// Of calls with a response; infinite without any, so that a side whose calls all failed is the slowest.
+    /// The mean counts calls with a response. It is infinite without any, so that a side whose calls all failed is the slowest.
     fn mean_ms(self) -> f64 {
         if self.calls == 0 { f64::INFINITY } else { self.total_ms / self.calls as f64 }
     }

@@ -164,7 +164,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn largest_owner_loses_first_and_limited_owners_give_back_more_than_their_part() {
+    fn largest_owner_loses_first_and_limited_owners_give_back_room() {
         let mut shares = ReportShares::new(100, 50);
         let (red, blue, agent) = (limited("red").owner, limited("blue").owner, ReportOwner::of_mesh());
         assert_eq!(shares.check(&red, 0, 80), Ok(()), "no other needs the room");

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn launcher_with_child_that_keeps_output_open_fails_at_once_and_leaves_none() {
+    async fn launcher_whose_child_keeps_output_open_is_killed_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         let command = format!("sleep 1000 & echo $! > {}; echo 10.0.0.1:1", file.display());

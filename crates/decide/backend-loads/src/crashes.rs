@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn service_whose_requests_are_never_reported_is_found_when_all_its_backends_are_down() {
+    fn service_without_reported_requests_is_found_once_all_backends_are_down() {
         let silent = |names: &[&str]| -> Crashed {
             names.iter().map(|name| (label(name), [ServiceName::new("blue/web").unwrap()].into())).collect()
         };

@@ -106,7 +106,7 @@ pub(crate) fn state_in(folder: &Path, id: u64) -> CgroupState {
         Ok(found) if found.ino() != id => CgroupState::Replaced,
         Ok(_) => match fs::read_to_string(folder.join("cgroup.events")) {
             Ok(events) if events.lines().any(|line| line == "populated 0") => CgroupState::Empty,
-            // Of a file that cannot be read, nothing follows: programs that run must not be left alone.
+            // A file that cannot be read proves nothing: programs that run must not be left alone.
             _ => CgroupState::Populated,
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => CgroupState::Removed,

@@ -72,7 +72,7 @@ async fn kernel_and_inbound_proxy_agree_for_each_identity_and_policy() {
         ("mode: audit, rules: [{name: web, from: [shop/web]}]", [Kernel, Mtls]),
         ("rules: [{name: web, from: [shop/web]}]", [Kernel, Refused]),
         ("rules: [{name: all}, {name: no, action: deny, from: [shop/batch]}]", [Kernel, Refused]),
-        // The proxy judges requests: those that it has to see are not the kernel's.
+        // The proxy judges requests. The kernel does not send requests that the proxy has to see.
         ("rules: [{name: reads, from: [shop/web], methods: [GET]}]", [Mtls, Refused]),
         ("rules: [{name: all}, {name: no, action: deny, methods: [DELETE]}]", [Mtls, Mtls]),
     ];
@@ -131,7 +131,7 @@ async fn inbound_proxy_permits_no_calls_to_program_of_another_service() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_proxy_of_another_user_than_its_program_permits_no_calls_by_kernel() {
+async fn inbound_proxy_of_another_user_permits_no_calls_by_kernel() {
     let _machine = beside_others().await;
     let placed = (Front::Inbound, Place::OtherUser);
     let Some(mesh) = Secure::start_as("inbounduser", "shop/web", placed).await else { return };
