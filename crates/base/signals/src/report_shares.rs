@@ -173,7 +173,8 @@ impl ReportShares {
         let loser = match largest {
             Some((other, room)) => room.largest_except(None).map(|(sender, _)| (other, sender)),
             None => {
-                let of_sender = after(own.and_then(|room| room.by_sender.get(sender)).copied().unwrap_or_default());
+                let of_sender =
+                    after(own.and_then(|room| room.by_sender.get(sender)).copied().unwrap_or_default());
                 let other = own.and_then(|room| room.largest_except(Some(sender)));
                 other.filter(|(_, used)| *used > of_sender).map(|(other, _)| (owner, other))
             }
@@ -263,8 +264,16 @@ pub(crate) mod tests {
         }
         assert_eq!(sums.record(&honest, servers(1, "red", 1_900), 0), Taken::Kept);
         assert_eq!(sums.record(&hostile, servers(50, "red", 2_000), 0), Taken::Full, "it has the most");
-        assert_eq!(sums.record(&honest, servers(1, "red", 1_950), 0), Taken::Kept, "and none of its own is lost");
-        assert_eq!(sums.sum_of_all(0).servers.len(), 1_950, "the rows of the other sender are of 200 of these services");
+        assert_eq!(
+            sums.record(&honest, servers(1, "red", 1_950), 0),
+            Taken::Kept,
+            "and none of its own is lost"
+        );
+        assert_eq!(
+            sums.sum_of_all(0).servers.len(),
+            1_950,
+            "the rows of the other sender are of 200 of these services"
+        );
         assert_eq!(sums.reporters(), 1 + 10);
     }
 

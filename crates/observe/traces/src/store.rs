@@ -479,7 +479,8 @@ mod tests {
 
     #[test]
     fn sender_with_most_bytes_loses_traces_first() {
-        let mut store = TraceStore::new(TraceLimits { bytes: 60_000, services: 1_000, of_service: 100, spans: 5 });
+        let mut store =
+            TraceStore::new(TraceLimits { bytes: 60_000, services: 1_000, of_service: 100, spans: 5 });
         // More bytes of one service than the other sender has of any.
         for trace in 1..=20 {
             store.record(&web(), vec![span(trace, 1, "shop/web", trace as u64)], 0);

@@ -30,7 +30,11 @@ impl ReportSender {
             Program::Proved(id) => tenants_of(std::slice::from_ref(id)),
             Program::Unknown => Reach::Nothing,
         };
-        ReportSource { sender: sender.clone(), owner: ReportOwner { name: sender, is_limited: true }, tenants }
+        ReportSource {
+            sender: sender.clone(),
+            owner: ReportOwner { name: sender, is_limited: true },
+            tenants,
+        }
     }
 
     /// The name of the sender, which stays the same when the mesh gets a trust domain.

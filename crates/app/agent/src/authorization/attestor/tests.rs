@@ -13,7 +13,13 @@ use crate::{
 /// A program of another user than the agent's.
 fn program(number: u32) -> ProgramFacts {
     let unknown = || Err("it is a test".to_owned());
-    ProgramFacts { uid: 7, gid: number, executable: unknown(), cgroup: unknown(), network_namespace: unknown() }
+    ProgramFacts {
+        uid: 7,
+        gid: number,
+        executable: unknown(),
+        cgroup: unknown(),
+        network_namespace: unknown(),
+    }
 }
 
 fn tenant(name: &str) -> Reach {
