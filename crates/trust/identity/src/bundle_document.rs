@@ -15,8 +15,8 @@ use x509_parser::public_key::PublicKey;
 
 use crate::{IdentityError, Trust, chain_verification};
 
-/// Maximum size of a document, in bytes: the maximum number of roots in base64, and the text around them.
-pub const MAX_BUNDLE_DOCUMENT: usize = 2 * MAX_ROOTS * MAX_CERTIFICATE;
+/// Maximum size of a document, in bytes: the maximum number of roots in base64 and of keys, and the text around them.
+pub const MAX_BUNDLE_DOCUMENT: usize = 2 * (MAX_ROOTS * MAX_CERTIFICATE + MAX_JWT_KEYS * MAX_JWT_KEY);
 
 /// Time after which readers of this domain's document should read it again. Keys for JWT-SVIDs are published for longer
 /// before they sign.
@@ -138,7 +138,7 @@ fn root_of(key: &Value) -> Result<Vec<u8>, String> {
 /// Returns a key for JWT-SVIDs; `None` if no token can name it.
 fn jwt_key_of(mut key: Value) -> Option<JwtKey> {
     key["kid"].as_str().filter(|id| !id.is_empty())?;
-    key.as_object_mut()?.retain(|name, _| JWT_MEMBERS.contains(&name.as_str()));
+    key.as_object_mut()?.retain(|name, value| JWT_MEMBERS.contains(&name.as_str()) && value.is_string());
     let jwk = key.to_string().into_bytes();
     (jwk.len() <= MAX_JWT_KEY).then_some(JwtKey { jwk, expires_at: None })
 }
