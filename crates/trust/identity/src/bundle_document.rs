@@ -8,7 +8,7 @@ use fairmesh_model::{
     JwtKey, MAX_CERTIFICATE, MAX_JWT_KEY, MAX_JWT_KEYS, MAX_ROOTS, TrustBundle, TrustDomain,
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use x509_parser::public_key::PublicKey;
@@ -150,9 +150,9 @@ fn jwt_key_of(mut key: Value) -> Option<JwtKey> {
 pub fn write_bundle_document(bundle: &TrustBundle, sequence: u64) -> Result<Vec<u8>, IdentityError> {
     let mut keys = bundle.roots.iter().map(|root| jwk_of_root(root)).collect::<Result<Vec<_>, _>>()?;
     for key in &bundle.jwt_keys {
-        let mut key: Value = serde_json::from_slice(&key.jwk).map_err(IdentityError::crypto)?;
-        key["use"] = FOR_JWT.into();
-        keys.push(key);
+        let mut key: Map<String, Value> = serde_json::from_slice(&key.jwk).map_err(IdentityError::crypto)?;
+        key.insert("use".to_owned(), FOR_JWT.into());
+        keys.push(key.into());
     }
     let document = json!({
         "keys": keys,
