@@ -94,21 +94,28 @@ impl Gate {
             Access::Forwarded(_) if request.headers().contains_key(STATEMENT) => return Ok(request),
             Access::Forwarded(needs) | Access::Answered(needs) => needs,
         };
-        let Some(identity) = self.member(row.access).await? else { return Ok(request) };
         let (mut head, body) = request.into_parts();
+        let program = Program::of(&head.extensions);
+        // Known before the mesh has a trust domain, or the agent knows of it: a program whose name changed then would be
+        // counted twice until its earlier reports expire.
+        let attestor = Arc::clone(&self.attestor);
+        let mut sender = ReportSender { member: None, attestor, program: program.clone() };
+        let Some(identity) = self.member(row.access).await? else {
+            head.extensions.insert(sender);
+            return Ok(Request::from_parts(head, body));
+        };
         let body = to_bytes(body, MAX_MESSAGE + FRAME).await;
         let body = body.map_err(|error| Status::from_error(Box::new(error)))?;
         let mut asked = Asked::of(&needs(one_message(&body)?)?)?;
         // Even an empty report takes up memory in the agent's sums.
         asked.calls_any |= matches!(row.access, Access::Answered(_));
-        let program = Program::of(&head.extensions);
         let decided = self.decide(identity, &program, &asked).await;
         decided.inspect_err(|refused| log_refusal(row.path, refused))?;
         let kept = self.keep_permitted_rows((identity, &program), (row.path, body)).await;
         let (body, refused) = kept.inspect_err(|refused| log_refusal(row.path, refused))?;
         head.extensions.insert(refused);
-        let (identity, attestor) = (identity.clone(), Arc::clone(&self.attestor));
-        head.extensions.insert(ReportSender { identity, attestor, program });
+        sender.member = Some(identity.clone());
+        head.extensions.insert(sender);
         Ok(Request::from_parts(head, Body::from(body)))
     }
 

@@ -22,6 +22,7 @@ mod cli {
     pub(crate) mod hosts;
     pub(crate) mod identities;
     pub(crate) mod joining;
+    pub(crate) mod jwt_svids;
     pub(crate) mod keys;
     pub(crate) mod lint;
     pub(crate) mod listeners;

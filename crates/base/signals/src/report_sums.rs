@@ -11,7 +11,7 @@ use fairmesh_model::{
 
 use crate::{
     missed_services::MissedServices,
-    report_shares::{ReportOwner, ReportShares, ReportSource},
+    report_shares::{Holder, Loser, ReportShares, ReportSource},
     service_sums::ServiceSums,
 };
 
@@ -55,7 +55,8 @@ pub enum Taken {
     /// The report replaced its reporter's last report. If there were too many rows of processed calls, these rows
     /// were dropped.
     Kept,
-    /// The report was refused: there are too many reporters or rows, and its owner has the most.
+    /// The report was refused: there are too many reporters or rows, and its sender has the most of those of
+    /// the owner with the most.
     Full,
 }
 
@@ -106,7 +107,8 @@ impl ReportSums {
     }
 
     /// Records a report. An empty report removes its reporter. Incomplete services of tenants for which the sender does
-    /// not report are ignored. Without room, reports of the owner that uses the most are dropped. `now_ms` comes from a
+    /// not report are ignored. Without room, reports of the owner that uses the most are dropped, first those of its sender
+    /// that does. `now_ms` comes from a
     /// monotonic clock.
     pub fn record(&mut self, source: &ReportSource, mut report: TrafficReport, now_ms: u64) -> Taken {
         let (owner, key) = (&source.owner, (Arc::clone(&source.sender), report.reporter));
@@ -126,20 +128,20 @@ impl ReportSums {
         if owner.is_limited && std::mem::take(&mut report.all_incomplete) {
             self.missed.note_all_of(source, void_at_ms);
         }
-        if self.lacking(owner, &key, &report).is_some() {
+        if self.lacking(source.holder(), &key, &report).is_some() {
             self.expire(now_ms);
         }
-        while let Some(loser) = self.lacking(owner, &key, &report) {
-            if loser == *owner || !self.drop_largest(&loser) {
+        while let Some(loser) = self.lacking(source.holder(), &key, &report) {
+            if loser.is(source.holder()) || !self.drop_largest(&loser) {
                 self.missed.note(source, &report, void_at_ms);
                 return Taken::Full;
             }
         }
         self.remove(&key);
-        self.make_room_for_served(owner, &mut report);
-        self.reporters.take(owner, 1);
-        self.rows.take(owner, rows(&report));
-        self.served.take(owner, report.served.len());
+        self.make_room_for_served(source.holder(), &mut report);
+        self.reporters.take(source.holder(), 1);
+        self.rows.take(source.holder(), rows(&report));
+        self.served.take(source.holder(), report.served.len());
         let source = source.clone();
         self.by_reporter.insert(key, LiveReport { source, report, at_ms: now_ms, void_at_ms });
         Taken::Kept
@@ -197,17 +199,17 @@ impl ReportSums {
         sums
     }
 
-    /// The owner that has to lose a report before `report` of `owner` has room; `None` if it has room.
-    fn lacking(&self, owner: &ReportOwner, key: &Reporter, report: &TrafficReport) -> Option<ReportOwner> {
+    /// The sender that has to lose a report before `report` of `holder` has room; `None` if it has room.
+    fn lacking(&self, holder: Holder<'_>, key: &Reporter, report: &TrafficReport) -> Option<Loser> {
         let old = self.by_reporter.get(key).map(|live| rows(&live.report));
-        let place = self.reporters.check(owner, old.map_or(0, |_| 1), 1);
-        place.and_then(|()| self.rows.check(owner, old.unwrap_or_default(), rows(report))).err()
+        let place = self.reporters.check(holder, old.map_or(0, |_| 1), 1);
+        place.and_then(|()| self.rows.check(holder, old.unwrap_or_default(), rows(report))).err()
     }
 
-    /// Drops the report of `owner` with the most rows, and marks its services as incomplete. Returns whether there
+    /// Drops the report of a sender with the most rows, and marks its services as incomplete. Returns whether there
     /// was one.
-    fn drop_largest(&mut self, owner: &ReportOwner) -> bool {
-        let own = self.by_reporter.iter().filter(|(_, live)| live.source.owner == *owner);
+    fn drop_largest(&mut self, loser: &Loser) -> bool {
+        let own = self.by_reporter.iter().filter(|(_, live)| loser.is(live.source.holder()));
         let largest = own.max_by_key(|(_, live)| rows(&live.report)).map(|(key, _)| key.clone());
         let Some(lost) = largest.and_then(|key| self.remove(&key)) else { return false };
         self.missed.note(&lost.source, &lost.report, lost.void_at_ms);
@@ -215,12 +217,12 @@ impl ReportSums {
     }
 
     /// Drops rows of processed calls until those of the report have room, or those of the report itself.
-    fn make_room_for_served(&mut self, owner: &ReportOwner, report: &mut TrafficReport) {
-        while let Err(loser) = self.served.check(owner, 0, report.served.len()) {
-            let of_loser = self.by_reporter.values_mut().filter(|live| live.source.owner == loser);
+    fn make_room_for_served(&mut self, holder: Holder<'_>, report: &mut TrafficReport) {
+        while let Err(loser) = self.served.check(holder, 0, report.served.len()) {
+            let of_loser = self.by_reporter.values_mut().filter(|live| loser.is(live.source.holder()));
             let largest = of_loser.map(|live| &mut live.report.served).max_by_key(|served| served.len());
-            match largest.filter(|served| loser != *owner && !served.is_empty()) {
-                Some(served) => self.served.free(&loser, std::mem::take(served).len()),
+            match largest.filter(|served| !loser.is(holder) && !served.is_empty()) {
+                Some(served) => self.served.free((&loser.owner, &loser.sender), std::mem::take(served).len()),
                 None => return report.served.clear(),
             }
         }
@@ -236,10 +238,10 @@ impl ReportSums {
     /// Removes the report of a reporter, and frees its room.
     fn remove(&mut self, key: &Reporter) -> Option<LiveReport> {
         let removed = self.by_reporter.remove(key)?;
-        let owner = &removed.source.owner;
-        self.reporters.free(owner, 1);
-        self.rows.free(owner, rows(&removed.report));
-        self.served.free(owner, removed.report.served.len());
+        let holder = removed.source.holder();
+        self.reporters.free(holder, 1);
+        self.rows.free(holder, rows(&removed.report));
+        self.served.free(holder, removed.report.served.len());
         Some(removed)
     }
 }

@@ -14,6 +14,7 @@
 mod intake;
 mod otlp;
 mod sender;
+mod sender_rooms;
 mod span;
 mod store;
 mod view;

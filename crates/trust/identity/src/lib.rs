@@ -31,6 +31,7 @@ mod host_certificate;
 pub mod issue_response;
 mod join_token;
 mod join_token_store;
+mod jwt_svid;
 mod member_identity;
 mod one_way_tls;
 mod pem_files;
@@ -48,7 +49,10 @@ mod web_roots;
 mod workload;
 mod workload_api;
 
-pub use bundle_document::{BundleDocumentError, BundleHints, MAX_BUNDLE_DOCUMENT, read_bundle_document};
+pub use bundle_document::{
+    BundleDocumentError, BundleHints, MAX_BUNDLE_DOCUMENT, NewestDocument, read_bundle_document,
+    write_bundle_document,
+};
 pub use bundle_file::follow_bundle;
 pub use certificate_authority::{Authority, Issued, LIFETIME, Reread, renews_itself};
 pub use certificate_info::CertificateInfo;
@@ -60,6 +64,7 @@ pub use error::IdentityError;
 pub use host_certificate::HostCertificate;
 pub use join_token::{JoinToken, MAX_TOKEN_TTL, digest as sha256};
 pub use join_token_store::{Joining, TokenGrant, TokenRefused, Tokens};
+pub use jwt_svid::check_audience;
 pub use member_identity::Member;
 pub use one_way_tls::OneWayTls;
 pub use private_key::PrivateKey;

@@ -81,12 +81,16 @@ impl RevocationSink {
         }
     }
 
-    /// Reports that the roots changed. The record is only a hint, because replicas forward it; the roots themselves
+    /// Reports that the roots or the keys for JWT-SVIDs changed. The record is only a hint, because replicas forward it; the roots themselves
     /// come from a control plane.
     fn note_roots(&mut self, bundle: TrustBundle) {
         let before = self.roots.replace(bundle);
-        if before.is_some() && before != self.roots {
+        let (Some(before), Some(now)) = (before, &self.roots) else { return };
+        if (&before.roots, &before.retired) != (&now.roots, &now.retired) {
             self.workload.note_roots();
+        }
+        if before.jwt_keys != now.jwt_keys {
+            self.workload.note_jwt_keys();
         }
     }
 

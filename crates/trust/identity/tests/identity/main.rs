@@ -6,6 +6,7 @@
 mod authority;
 mod bundle_file;
 mod federation;
+mod jwt;
 mod mesh_connections;
 mod refused;
 mod renewal;
