@@ -309,7 +309,12 @@ impl Authorizer {
 
     /// Whether an accepted connection is still allowed.
     pub(crate) fn still_accepts(&self, peer: &Identity) -> bool {
-        self.decide_connection(peer, |_, _| {}).is_ok()
+        self.reason_to_refuse(peer).is_none()
+    }
+
+    /// Why connections of this peer are refused now; `None` if they are accepted.
+    pub(crate) fn reason_to_refuse(&self, peer: &Identity) -> Option<NotAccepted> {
+        self.decide_connection(peer, |_, _| {}).err()
     }
 
     fn decide_connection(
