@@ -52,7 +52,7 @@ pub use bundle_document::{BundleDocumentError, BundleHints, MAX_BUNDLE_DOCUMENT,
 pub use bundle_file::follow_bundle;
 pub use certificate_authority::{Authority, Issued, LIFETIME, Reread, renews_itself};
 pub use certificate_info::CertificateInfo;
-pub use chain_refusal::Refused;
+pub use chain_refusal::{REPAIR_REVOCATIONS, Refused};
 pub use chain_verification::{CLOCK_SKEW, Trust, Usage};
 pub use clock::{Clock, SystemClock};
 pub use credentials::Credentials;
@@ -70,6 +70,7 @@ pub use signer::{
     certificate_verify,
 };
 pub use tls_config::crypto_provider;
+pub use tls_stream::CERTIFICATE_REJECTED;
 pub use tracked_connections::RevocationList;
 pub use web_roots::WebRoots;
 pub use workload::Workload;
