@@ -7,14 +7,13 @@
 //!
 //! A program that signs its call itself needs no permission here: the control plane judges the signer.
 
-mod attestor;
 mod claimed_services;
 mod method_permissions;
+mod program_permissions;
 mod report_sender;
 
 use std::{collections::BTreeSet, mem, sync::Arc};
 
-use attestor::{Attestor, RefusedCalls};
 use axum::{
     body::{Body, Bytes, to_bytes},
     extract::{Request, State},
@@ -34,6 +33,7 @@ use fairmesh_rib::{
 };
 use fairmesh_wire::{LogLimiter, STATEMENT, grpc_stubs::MAX_MESSAGE, transport::Services};
 use method_permissions::{Access, METHODS};
+use program_permissions::{ProgramPermissions, RefusedCalls};
 pub(crate) use report_sender::ReportSender;
 use tonic::Status;
 
@@ -44,7 +44,7 @@ use crate::identity::{AgentIdentity, is_own_user};
 pub(crate) struct Gate {
     /// Identity of the agent. `None` if the agent cannot have one; it then signs no calls.
     identity: Option<AgentIdentity>,
-    attestor: Arc<Attestor>,
+    permissions: Arc<ProgramPermissions>,
     /// The region of this agent.
     region: Region,
 }
@@ -64,7 +64,7 @@ enum Program {
 
 impl Gate {
     pub(crate) fn new(identity: Option<AgentIdentity>, upstream: FollowerHandle, region: Region) -> Self {
-        Self { identity, attestor: Arc::new(Attestor::new(upstream)), region }
+        Self { identity, permissions: Arc::new(ProgramPermissions::new(upstream)), region }
     }
 
     /// Wraps the services so that every call passes the gate.
@@ -107,8 +107,8 @@ impl Gate {
         let kept = self.keep_permitted_rows((identity, &program), (row.path, body)).await;
         let (body, refused) = kept.inspect_err(|refused| log_refusal(row.path, refused))?;
         head.extensions.insert(refused);
-        let (identity, attestor) = (identity.clone(), Arc::clone(&self.attestor));
-        head.extensions.insert(ReportSender { identity, attestor, program });
+        let (identity, permissions) = (identity.clone(), Arc::clone(&self.permissions));
+        head.extensions.insert(ReportSender { identity, permissions, program });
         Ok(Request::from_parts(head, Body::from(body)))
     }
 
@@ -178,11 +178,11 @@ impl Gate {
             Program::Own => Ok(()),
             Program::Other(program) => {
                 asked.check_region(&self.region)?;
-                self.attestor.check(identity, program, asked).await
+                self.permissions.check(identity, program, asked).await
             }
             Program::Proved(id) => {
                 asked.check_region(&self.region)?;
-                self.attestor.check_proved(id, asked).await
+                self.permissions.check_proved(id, asked).await
             }
             Program::Unknown => Err(unknown()),
         }
@@ -199,8 +199,8 @@ impl Gate {
     ) -> Result<RefusedCalls, Status> {
         match program {
             Program::Own => Ok(RefusedCalls::new()),
-            Program::Other(program) => self.attestor.refused_calls(identity, program, calls).await,
-            Program::Proved(id) => self.attestor.calls_refused_to_proved(id, calls).await,
+            Program::Other(program) => self.permissions.refused_calls(identity, program, calls).await,
+            Program::Proved(id) => self.permissions.calls_refused_to_proved(id, calls).await,
             Program::Unknown => Err(unknown()),
         }
     }

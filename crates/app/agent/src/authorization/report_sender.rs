@@ -5,7 +5,7 @@ use fairmesh_signals::{ReportOwner, ReportSource};
 
 use super::{
     Program,
-    attestor::{Attestor, tenants_of},
+    program_permissions::{ProgramPermissions, tenants_of},
 };
 use crate::identity::AgentIdentity;
 
@@ -14,7 +14,7 @@ use crate::identity::AgentIdentity;
 #[derive(Clone, Debug)]
 pub(crate) struct ReportSender {
     pub(super) identity: AgentIdentity,
-    pub(super) attestor: Arc<Attestor>,
+    pub(super) permissions: Arc<ProgramPermissions>,
     pub(super) program: Program,
 }
 
@@ -29,7 +29,7 @@ impl ReportSender {
         match &self.program {
             Program::Own => ReportSource::of_mesh(),
             Program::Other(program) => {
-                limited(format!("uid:{}", program.uid), self.attestor.tenants(program))
+                limited(format!("uid:{}", program.uid), self.permissions.tenants(program))
             }
             Program::Proved(id) => limited(id.to_string(), tenants_of(std::slice::from_ref(id))),
             Program::Unknown => limited(String::new(), Reach::Nothing),
@@ -42,8 +42,8 @@ impl ReportSender {
         let visible = match &self.program {
             _ if names.is_empty() => return,
             Program::Own => return,
-            Program::Other(program) => self.attestor.visible(&self.identity, program, services()).await,
-            Program::Proved(id) => self.attestor.visible_to_proved(id, services()).await,
+            Program::Other(program) => self.permissions.visible(&self.identity, program, services()).await,
+            Program::Proved(id) => self.permissions.visible_to_proved(id, services()).await,
             Program::Unknown => BTreeSet::new(),
         };
         names.retain(|name| ServiceName::new(name).is_ok_and(|name| visible.contains(&name)));

@@ -76,8 +76,7 @@ fn process_follows_second_control_plane_while_first_is_away() {
     let proxy = ["proxy", "--admin", "none", "--listen", &listen, "--region", "eu", "--inbound", &served];
     let dns = ["dns", "--admin", "none", "--listen", &resolver, "--control", &listed];
     let picks = ["lookaside", "--admin", "none", "--listen", &lookaside, "--control", &listed];
-    let _processes =
-        [start(&[&proxy[..], &repeated].concat(), None), start(&dns, None), start(&picks, None)];
+    let _processes = [start(&[&proxy[..], &repeated].concat(), None), start(&dns, None), start(&picks, None)];
     wait_until("the proxy forwards", || answers(&proxied));
     wait_until("the program behind the proxy is registered", || {
         mesh.run(&["get", "endpoints", "shop/other", "--json"]).out.contains("serving")
@@ -107,10 +106,8 @@ fn processes_started_before_control_plane_recover_without_warning() {
     let control = mesh.address();
     let [listen, inbound, resolver, lookaside] = [(); 4].map(|()| unused());
     let following = ["agent", "--name", "web-1", "--region", "eu", "--admin", "none", "--control", &control];
-    let _agent = start_logged(
-        &[&following[..], &["--listen", &agent, "--state-dir", &state]].concat(),
-        &logs[0],
-    );
+    let _agent =
+        start_logged(&[&following[..], &["--listen", &agent, "--state-dir", &state]].concat(), &logs[0]);
     wait_until("the agent listens", || socket.exists());
     let (listener, program) = (format!("{listen}=shop/catalog"), format!("127.0.0.1:{}", echo()));
     let served = format!("shop/catalog@{inbound}={program}");
