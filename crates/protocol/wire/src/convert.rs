@@ -3,6 +3,10 @@
 //! `From` converts to messages and cannot fail. `TryFrom` converts back and validates; its errors contain the path of
 //! the field. Durations are whole milliseconds or microseconds on the wire, as each field says; fractions are cut
 //! off.
+//!
+//! Each module has a subject of the model, like the modules of `fairmesh-model`, and names the `.proto` file of its
+//! messages: `records.proto` has the records of all subjects. A module for each `.proto` file was rejected, since most
+//! conversions would be in one.
 
 mod endpoint;
 mod gateway;

@@ -1,4 +1,5 @@
-//! Reports. The messages of the previous release are in [`former`].
+//! Reports of calls and servers: `ReportSignalsRequest` of `signals.proto`. The messages of the previous release are in
+//! `previous_release`.
 
 pub mod call_counts;
 mod previous_release;
