@@ -11,9 +11,9 @@ use std::{
 };
 
 use fairmesh_model::{
-    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE,
-    MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum, Region, ServerRates, ServiceName,
-    TrafficReport, UTILISATION_LEVELS,
+    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES,
+    MAX_INCOMPLETE_TENANTS, MAX_RATE, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum,
+    Region, ServerRates, ServiceName, Tenant, TrafficReport, UTILISATION_LEVELS,
 };
 
 use crate::v1;
@@ -37,6 +37,8 @@ impl From<TrafficReport> for v1::ReportSignalsRequest {
             incomplete: report.incomplete.into_iter().map(String::from).collect(),
             served: served.collect(),
             counts: None,
+            incomplete_tenants: report.incomplete_tenants.into_iter().map(String::from).collect(),
+            all_incomplete: report.all_incomplete,
         }
     }
 }
@@ -64,16 +66,21 @@ fn read_rates(sender: v1::SignalSender, rates: v1::ReportSignalsRequest) -> Resu
     bounded("servers", rates.servers.len(), MAX_SERVER_GROUPS)?;
     bounded("served", rates.served.len(), MAX_SERVED_PATHS)?;
     bounded("incomplete", rates.incomplete.len(), MAX_INCOMPLETE_SERVICES)?;
+    bounded("incomplete_tenants", rates.incomplete_tenants.len(), MAX_INCOMPLETE_TENANTS)?;
     let regions = sender.regions.into_iter().map(Region::try_from);
     let incomplete = rates.incomplete.into_iter().map(ServiceName::try_from);
     let incomplete = incomplete.collect::<Result<BTreeSet<_>, Invalid>>();
     let incomplete = incomplete.map_err(|e| e.within("incomplete"))?;
+    let tenants = rates.incomplete_tenants.into_iter().map(Tenant::try_from);
+    let tenants = tenants.collect::<Result<BTreeSet<_>, Invalid>>();
     let mut report = TrafficReport {
         reporter: sender.reporter,
         interval: Duration::from_millis(sender.interval_ms.into()),
         regions: regions.collect::<Result<_, Invalid>>().map_err(|e| e.within("regions"))?,
         left_out: rates.left_out,
-        all_incomplete: incomplete.len() >= MAX_INCOMPLETE_SERVICES,
+        incomplete_tenants: tenants.map_err(|e| e.within("incomplete_tenants"))?,
+        // The previous release sends a full list of services instead.
+        all_incomplete: rates.all_incomplete || incomplete.len() >= MAX_INCOMPLETE_SERVICES,
         incomplete,
         ..TrafficReport::default()
     };
@@ -291,6 +298,7 @@ mod tests {
             calls: [(path(Some(&us), None), rates(1_000)), (path(None, Some("bulk")), rates(2))].into(),
             left_out: 3,
             incomplete: [ServiceName::new("shop/zoo").unwrap()].into(),
+            incomplete_tenants: [Tenant::new("red").unwrap()].into(),
             all_incomplete: false,
             servers: [((service.clone(), us.clone()), servers)].into(),
             served: [None, Some(0), Some(9)]
@@ -331,7 +339,12 @@ mod tests {
     fn traffic_report_that_marks_all_services_incomplete_round_trips() {
         let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| ServiceName::new(format!("shop/s{n}")).unwrap());
         let full = TrafficReport { incomplete: names.collect(), all_incomplete: true, ..report() };
-        assert_eq!(read(full.clone().into()), Ok(full));
+        assert_eq!(read(full.clone().into()), Ok(full.clone()));
+        let mut previous = v1::ReportSignalsRequest::from(full.clone());
+        previous.all_incomplete = false;
+        assert_eq!(read(previous), Ok(full), "the previous release says so by the number of names");
+        let few = TrafficReport { all_incomplete: true, ..report() };
+        assert_eq!(read(few.clone().into()), Ok(few));
     }
 
     #[test]
@@ -369,6 +382,8 @@ mod tests {
         );
         assert!(refusal_of(|message| message.served[0].bucket = 11).contains("served[0].bucket"));
         assert!(refusal_of(|message| message.incomplete.push("zoo".into())).contains("incomplete"));
+        let tenant = refusal_of(|message| message.incomplete_tenants.push("a/b".into()));
+        assert!(tenant.contains("incomplete_tenants"), "{tenant}");
         let many =
             refusal_of(|message| message.incomplete = vec!["shop/zoo".into(); MAX_INCOMPLETE_SERVICES + 1]);
         assert!(many.contains("at most 1024"), "{many}");

@@ -5256,6 +5256,13 @@ pub struct ReportSignalsRequest {
     /// and without a sender.
     #[prost(message, optional, tag = "8")]
     pub counts: ::core::option::Option<CountReport>,
+    /// Tenants with incomplete services that are too many to be named: any service of the tenant may be incomplete. At
+    /// most 1024.
+    #[prost(string, repeated, tag = "9")]
+    pub incomplete_tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether any service may be incomplete.
+    #[prost(bool, tag = "10")]
+    pub all_incomplete: bool,
 }
 /// A process that reports rates.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
