@@ -64,9 +64,10 @@ impl ReportParts {
             messages.push(report);
             return messages;
         }
-        let TrafficReport { calls, servers, served, .. } = report;
+        let TrafficReport { calls, processes, servers, served, .. } = report;
         let rest = TrafficReport {
             calls: BTreeMap::new(),
+            processes: BTreeMap::new(),
             servers: BTreeMap::new(),
             served: BTreeMap::new(),
             ..report
@@ -76,6 +77,9 @@ impl ReportParts {
         let mut position = Position { reporter: rest.reporter, parts, last: None };
         for (path, rates) in calls {
             divided[position.of(&path.service)].calls.insert(path, rates);
+        }
+        for ((service, region), names) in processes {
+            divided[position.of(&service)].processes.insert((service, region), names);
         }
         for ((service, region), rates) in servers {
             divided[position.of(&service)].servers.insert((service, region), rates);

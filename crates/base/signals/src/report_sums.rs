@@ -5,9 +5,9 @@ use std::{
 };
 
 use fairmesh_model::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_INCOMPLETE_TENANTS,
-    MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, ServedPath, ServedRates, ServiceName,
-    TrafficReport,
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_CALLING_PROCESSES, MAX_INCOMPLETE_SERVICES,
+    MAX_INCOMPLETE_TENANTS, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, ServedPath,
+    ServedRates, ServiceName, TrafficReport,
 };
 
 use crate::{
@@ -167,6 +167,13 @@ impl ReportSums {
                 let mut rates = *rates;
                 rates.grow_older(kept);
                 *sum.calls.entry(path.clone()).or_default() += rates;
+            }
+            for (key, names) in &report.processes {
+                let sum = sum.processes.entry(key.clone()).or_default();
+                sum.extend(names.iter().cloned());
+                while sum.len() > MAX_CALLING_PROCESSES {
+                    sum.pop_last();
+                }
             }
             for (group, rates) in &report.servers {
                 let sum = sum.servers.entry(group.clone()).or_default();

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use fairmesh_model::{Invalid, ShardKey, StoreId};
 pub use shard::interval;
 pub use traffic::{read_shares, write_shares};
-pub use traffic_report::call_counts;
+pub use traffic_report::{MAX_PROCESS_NAME, call_counts};
 
 /// Encodes a store id as 16 bytes, big endian.
 pub fn store_id_bytes(id: StoreId) -> Bytes {

@@ -29,6 +29,9 @@ pub const MAX_INCOMPLETE_SERVICES: usize = 1_024;
 /// Maximum number of tenants that a report can name as incomplete.
 pub const MAX_INCOMPLETE_TENANTS: usize = 1_024;
 
+/// Maximum number of processes that a report names for calls without a calling service. With this many, there may be more.
+pub const MAX_CALLING_PROCESSES: usize = 4;
+
 /// Maximum rate in a report: a billion per second, in thousandths. Sums are capped at this rate, so that the receiver
 /// accepts every sum.
 pub const MAX_RATE: u64 = 1_000_000_000_000;
@@ -44,6 +47,8 @@ pub struct TrafficReport {
     pub regions: BTreeSet<Region>,
     /// Calls to planned or watched services.
     pub calls: BTreeMap<CallPath, CallRates>,
+    /// Processes that make calls without a calling service, by called service and their region, as they name themselves.
+    pub processes: BTreeMap<(ServiceName, Region), BTreeSet<String>>,
     /// Servers, by service and region.
     pub servers: BTreeMap<(ServiceName, Region), ServerRates>,
     /// Calls that servers processed.

@@ -11,12 +11,15 @@ use std::{
 };
 
 use fairmesh_model::{
-    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES,
+    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_CALLING_PROCESSES, MAX_INCOMPLETE_SERVICES,
     MAX_INCOMPLETE_TENANTS, MAX_RATE, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum,
     Region, ServerRates, ServiceName, Tenant, TrafficReport, UTILISATION_LEVELS,
 };
 
 use crate::v1;
+
+/// Maximum length of the name of a calling process. Longer names are not reported.
+pub const MAX_PROCESS_NAME: usize = 128;
 
 impl From<TrafficReport> for v1::ReportSignalsRequest {
     fn from(report: TrafficReport) -> Self {
@@ -25,7 +28,12 @@ impl From<TrafficReport> for v1::ReportSignalsRequest {
             interval_ms: u32::try_from(report.interval.as_millis()).unwrap_or(u32::MAX),
             regions: report.regions.into_iter().map(String::from).collect(),
         };
-        let calls = report.calls.into_iter().map(|(path, rates)| write_calls(path, rates));
+        let processes = report.processes;
+        let calls = report.calls.into_iter().map(|(path, rates)| {
+            let key = path.caller.is_none().then(|| (path.service.clone(), path.from.clone()));
+            let processes = key.and_then(|key| processes.get(&key)).cloned().unwrap_or_default();
+            v1::CallRates { processes: processes.into_iter().collect(), ..write_calls(path, rates) }
+        });
         let servers = report.servers.into_iter().map(|(group, rates)| write_servers(group, rates));
         let served = report.served.into_iter().map(|(path, rates)| served_calls::write(path, rates));
         Self {
@@ -84,8 +92,11 @@ fn read_rates(sender: v1::SignalSender, rates: v1::ReportSignalsRequest) -> Resu
         incomplete,
         ..TrafficReport::default()
     };
-    for (i, calls) in rates.calls.into_iter().enumerate() {
-        let (path, rates) = read_calls(calls).map_err(|e| e.within(format!("calls[{i}]")))?;
+    for (i, mut calls) in rates.calls.into_iter().enumerate() {
+        let within = |e: Invalid| e.within(format!("calls[{i}]"));
+        let names = std::mem::take(&mut calls.processes);
+        let (path, rates) = read_calls(calls).map_err(within)?;
+        read_processes(&mut report, &path, names).map_err(within)?;
         *report.calls.entry(path).or_default() += rates;
     }
     for (i, servers) in rates.servers.into_iter().enumerate() {
@@ -129,6 +140,7 @@ fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
         parent_service,
         parent_class,
         request_bytes,
+        processes: Vec::new(),
     }
 }
 
@@ -171,6 +183,26 @@ fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> 
     };
     rates.grow_older(read_age(message.age_ms));
     Ok((path, rates))
+}
+
+/// Reads the processes that make calls on a path without a calling service.
+fn read_processes(report: &mut TrafficReport, path: &CallPath, names: Vec<String>) -> Result<(), Invalid> {
+    bounded("processes", names.len(), MAX_CALLING_PROCESSES)?;
+    if names.is_empty() || path.caller.is_some() {
+        return Ok(());
+    }
+    // Tables and logs show the names.
+    let is_name = |name: &String| {
+        (1..=MAX_PROCESS_NAME).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    if !names.iter().all(is_name) {
+        let hint = format!("send visible ASCII characters without spaces, at most {MAX_PROCESS_NAME}");
+        return Err(Invalid::new("processes", "has an invalid name", hint));
+    }
+    let known = report.processes.entry((path.service.clone(), path.from.clone())).or_default();
+    let room = MAX_CALLING_PROCESSES.saturating_sub(known.len());
+    known.extend(names.into_iter().take(room));
+    Ok(())
 }
 
 fn plausible(field: &str, value: u64, most: u64) -> Result<(), Invalid> {
@@ -296,6 +328,7 @@ mod tests {
             interval: Duration::from_secs(1),
             regions: [eu.clone(), us.clone()].into(),
             calls: [(path(Some(&us), None), rates(1_000)), (path(None, Some("bulk")), rates(2))].into(),
+            processes: [((service.clone(), eu.clone()), ["web-1/edge".to_owned()].into())].into(),
             left_out: 3,
             incomplete: [ServiceName::new("shop/zoo").unwrap()].into(),
             incomplete_tenants: [Tenant::new("red").unwrap()].into(),
@@ -382,6 +415,12 @@ mod tests {
         );
         assert!(refusal_of(|message| message.served[0].bucket = 11).contains("served[0].bucket"));
         assert!(refusal_of(|message| message.incomplete.push("zoo".into())).contains("incomplete"));
+        for name in ["", "two words", "\u{1b}[2J"] {
+            let mut message = v1::ReportSignalsRequest::from(report());
+            message.calls[0].processes = vec![name.to_owned()];
+            let refusal = read(message).unwrap_err().to_string();
+            assert!(refusal.contains("calls[0].processes"), "{refusal}");
+        }
         let tenant = refusal_of(|message| message.incomplete_tenants.push("a/b".into()));
         assert!(tenant.contains("incomplete_tenants"), "{tenant}");
         let many =

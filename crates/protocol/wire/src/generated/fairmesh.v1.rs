@@ -5382,6 +5382,10 @@ pub struct CallRates {
     /// Bytes of request bodies, per second.
     #[prost(uint64, tag = "17")]
     pub request_bytes: u64,
+    /// If `caller` is empty: the processes that make such calls to the service from the region, as they name themselves. At
+    /// most 4: if there are 4, there may be more.
+    #[prost(string, repeated, tag = "18")]
+    pub processes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Calls that the servers of one service in one region processed at about the same utilisation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
