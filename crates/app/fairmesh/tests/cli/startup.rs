@@ -111,13 +111,11 @@ fn processes_started_before_control_plane_recover_without_warning() {
     wait_until("the agent listens", || socket.exists());
     let (listener, program) = (format!("{listen}=shop/catalog"), format!("127.0.0.1:{}", echo()));
     let served = format!("shop/catalog@{inbound}={program}");
-    let common = ["--admin", "none", "--agent", &agent, "--listen"];
-    let proxy = [&["proxy"], &common[..], &[&listener, "--inbound", &served]].concat();
-    let _processes = [
-        start_logged(&proxy, &logs[1]),
-        start_logged(&[&["dns"], &common[..], &[&resolver]].concat(), &logs[2]),
-        start_logged(&[&["lookaside"], &common[..], &[&lookaside]].concat(), &logs[3]),
-    ];
+    let proxy = ["proxy", "--admin", "none", "--agent", &agent, "--listen", &listener, "--inbound", &served];
+    let [dns, picks] = [("dns", &resolver), ("lookaside", &lookaside)]
+        .map(|(command, listen)| [command, "--admin", "none", "--agent", &agent, "--listen", listen]);
+    let _processes =
+        [start_logged(&proxy, &logs[1]), start_logged(&dns, &logs[2]), start_logged(&picks, &logs[3])];
     let logged = || logs.iter().map(|log| fs::read_to_string(log).unwrap()).collect::<Vec<_>>().concat();
     // A query makes the DNS server subscribe to a tenant that its agent does not know yet.
     wait_until("the agent has no records", || resolve_catalog(&resolver) == Some(SERVER_FAILURE));

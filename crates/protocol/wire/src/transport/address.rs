@@ -31,7 +31,7 @@ impl Address {
             if let Self::Unix(path) = address
                 && UnixStream::connect(path).await.is_ok()
             {
-                return Some(address);
+                return Some(*address);
             }
         }
         local.first().copied()
