@@ -16,7 +16,7 @@ use fairmesh_wire::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::Workload;
+use crate::{REPAIR_REVOCATIONS, Workload};
 
 /// The followed records. The trust bundle is followed only if the source asks for roots.
 const FOLLOWED: [RecordKey; 3] =
@@ -101,8 +101,7 @@ impl RevocationSink {
             tracing::error!(
                 %error,
                 "the record of revocations is not understood, and no earlier one is known: all peers but control planes, \
-                 replicas and agents are refused; upgrade this process, or write the record again with \
-                 `fairmesh identity revoke --replace-unreadable` as the control plane's own user"
+                 replicas and agents are refused; upgrade this process, or replace the record {REPAIR_REVOCATIONS}"
             );
             return;
         }

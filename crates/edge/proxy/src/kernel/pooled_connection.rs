@@ -22,9 +22,9 @@ use tokio::{
 
 use crate::kernel::{
     attached_maps::{Attached, KernelRequest},
-    in_place_calls::UnreadCall,
     published_endpoint::PublishedEndpoint,
     response_relay::{MAX_RESPONSE, relay},
+    sidecar_bypass_calls::UnreadCall,
 };
 
 /// Time for which a connection stays open without requests.

@@ -5269,6 +5269,13 @@ pub struct ReportSignalsRequest {
     /// and without a sender.
     #[prost(message, optional, tag = "8")]
     pub counts: ::core::option::Option<CountReport>,
+    /// Tenants with incomplete services that are too many to be named: any service of the tenant may be incomplete. At
+    /// most 1024.
+    #[prost(string, repeated, tag = "9")]
+    pub incomplete_tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether any service may be incomplete.
+    #[prost(bool, tag = "10")]
+    pub all_incomplete: bool,
 }
 /// A process that reports rates.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5388,6 +5395,10 @@ pub struct CallRates {
     /// Bytes of request bodies, per second.
     #[prost(uint64, tag = "17")]
     pub request_bytes: u64,
+    /// If `caller` is empty: the processes that make such calls to the service from the region, as they name themselves. At
+    /// most 4: if there are 4, there may be more.
+    #[prost(string, repeated, tag = "18")]
+    pub processes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Calls that the servers of one service in one region processed at about the same utilisation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,5 +1,7 @@
-//! Calls that the kernel sent to programs in place of mutual TLS. The listeners in front of the programs do not see them, so this
-//! proxy counts them as the listeners would: by service and by caller, which is this proxy.
+//! Counts the calls that the kernel sends to programs directly, past the sidecars of their servers and without mutual TLS.
+//!
+//! These sidecars do not see the calls, so this proxy counts them as they would: by service and by caller, which is this
+//! proxy.
 
 use std::{
     collections::BTreeMap,
@@ -21,11 +23,11 @@ use tokio::time::Instant;
 /// Calls by service. As many services as are published at a time are in use, and those of earlier ones have no series after an
 /// hour.
 #[derive(Debug, Default)]
-pub(crate) struct InPlaceCalls(Mutex<BTreeMap<ServiceName, Arc<ServedMetrics>>>);
+pub(crate) struct SidecarBypassCalls(Mutex<BTreeMap<ServiceName, Arc<ServedMetrics>>>);
 
 /// Counts the calls of this proxy to one service. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct InPlaceCounter {
+pub(super) struct SidecarBypassCounter {
     metrics: Arc<ServedMetrics>,
     caller: Arc<ServedCaller>,
 }
@@ -33,7 +35,7 @@ pub(super) struct InPlaceCounter {
 /// A call whose response the connection of its caller reads. Counted once: by its response, or when it ends without one.
 #[derive(Debug)]
 pub(super) struct UnreadCall {
-    counter: InPlaceCounter,
+    counter: SidecarBypassCounter,
     method: &'static str,
     began: Instant,
     /// The status that a listener in front of the program would count without a response.
@@ -41,16 +43,16 @@ pub(super) struct UnreadCall {
     is_counted: AtomicBool,
 }
 
-impl InPlaceCalls {
+impl SidecarBypassCalls {
     /// Counts the calls to a service in the name of this proxy.
-    pub(super) fn counter(&self, service: &ServiceName, caller: &SpiffeId) -> InPlaceCounter {
+    pub(super) fn counter(&self, service: &ServiceName, caller: &SpiffeId) -> SidecarBypassCounter {
         let mut services = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Others may hold the counters of a service only while it is published.
         services.retain(|_, metrics| Arc::strong_count(metrics) > 1 || !metrics.call_rows().is_empty());
         let metrics =
             services.entry(service.clone()).or_insert_with(|| Arc::new(ServedMetrics::new(service)));
         let caller = ServedCaller::new(&CallerId::new(caller.clone()));
-        InPlaceCounter { metrics: Arc::clone(metrics), caller: Arc::new(caller) }
+        SidecarBypassCounter { metrics: Arc::clone(metrics), caller: Arc::new(caller) }
     }
 
     /// Registers the responses by service and caller. There are none without the kernel form.
@@ -74,7 +76,7 @@ impl InPlaceCalls {
     }
 }
 
-impl InPlaceCounter {
+impl SidecarBypassCounter {
     /// Counts a response to a request with this method.
     pub(super) fn record(&self, response: (&'static str, StatusCode), took: Duration) {
         self.metrics.record_unseen(&self.caller, response, took);
@@ -116,7 +118,7 @@ mod tests {
 
     #[test]
     fn unread_call_is_counted_once_with_or_without_response() {
-        let calls = InPlaceCalls::default();
+        let calls = SidecarBypassCalls::default();
         let (service, caller) = (ServiceName::new("shop/cart").unwrap(), "spiffe://prod/shop/web");
         let counter = calls.counter(&service, &caller.parse().unwrap());
         let unread = |is_closed| counter.unread(b"PUT /a HTTP/1.1\r\n", Instant::now(), is_closed);
