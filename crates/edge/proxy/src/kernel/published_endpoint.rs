@@ -105,7 +105,8 @@ impl PublishedEndpoint {
 
     /// Counts the requests in place of mutual TLS from now on, in the name of this caller.
     pub(super) fn count_in_place(&self, attached: &Attached, caller: &SpiffeId) {
-        self.in_place.get_or_init(|| attached.metrics.in_place.counter(&self.connections.service, caller));
+        let (service, observer) = (&self.connections.service, &attached.forwarder.observer);
+        self.in_place.get_or_init(|| attached.metrics.in_place.counter(service, caller, observer));
     }
 
     pub(super) fn may_take_kernel(&self) -> bool {
