@@ -162,6 +162,8 @@ struct Path(String, String, [String; 2], Numbers);
 struct Denied {
     caller: String,
     rule: String,
+    method: String,
+    path: String,
     audit: bool,
     count: u64,
     minutes_ago: u64,
@@ -229,8 +231,8 @@ fn outcomes(counts: &CallCounts) -> BTreeMap<&'static str, u64> {
 
 impl Denied {
     fn of((row, minutes_ago): (v1::DeniedCalls, u64)) -> Self {
-        let v1::DeniedCalls { caller, rule, audit, count, .. } = row;
-        Self { caller, rule, audit, count, minutes_ago }
+        let v1::DeniedCalls { caller, rule, audit, count, method, path, .. } = row;
+        Self { caller, rule, method, path, audit, count, minutes_ago }
     }
 }
 

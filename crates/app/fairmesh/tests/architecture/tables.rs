@@ -210,7 +210,7 @@ pub(super) const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("demo", &["model", "wire", "client", "server", "kernel", "console"]),
     // Commands about traffic. The only records they change are those of the planner.
-    ("traffic", &["model", "wire", "registry", "imbalance", "planner", "console", "processes"]),
+    ("traffic", &["model", "wire", "views", "registry", "imbalance", "planner", "console", "processes"]),
     (
         "cli",
         &[

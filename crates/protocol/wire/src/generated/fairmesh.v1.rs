@@ -5576,6 +5576,13 @@ pub struct DeniedCalls {
     pub audit: bool,
     #[prost(uint64, tag = "5")]
     pub count: u64,
+    /// HTTP method of the calls, or OTHER; empty: connections whose requests are not parsed.
+    #[prost(string, tag = "6")]
+    pub method: ::prost::alloc::string::String,
+    /// Path of the calls, in which segments that may be ids are *, or (other) beyond the number that a server
+    /// distinguishes; empty as the method is.
+    #[prost(string, tag = "7")]
+    pub path: ::prost::alloc::string::String,
 }
 /// CPU of a service's servers, attributed in proportion to the time in which calls of each caller, or of each
 /// origin, were in flight.
@@ -6076,6 +6083,9 @@ pub struct ReadTracesRequest {
     /// Trace id, 32 hexadecimal digits; empty: a list without spans.
     #[prost(string, tag = "3")]
     pub id: ::prost::alloc::string::String,
+    /// Only traces with a failed span, in a list.
+    #[prost(bool, tag = "4")]
+    pub failed: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadTracesResponse {
@@ -6094,6 +6104,9 @@ pub struct ReadTracesResponse {
     /// Number of spans dropped for lack of room since this control plane started.
     #[prost(uint64, tag = "5")]
     pub left_out: u64,
+    /// URL of this trace in another tracing system; empty: none is configured, or this is a list.
+    #[prost(string, tag = "6")]
+    pub link: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TraceSummary {
@@ -6116,6 +6129,15 @@ pub struct TraceSummary {
     /// Time since the first span arrived, in milliseconds.
     #[prost(uint64, tag = "7")]
     pub age_ms: u64,
+    /// HTTP status of the first span; 0: none.
+    #[prost(uint32, tag = "8")]
+    pub status: u32,
+    /// Why a span failed: the first span if it did, else the first one that did; empty: none failed.
+    #[prost(string, tag = "9")]
+    pub error: ::prost::alloc::string::String,
+    /// The service of that span.
+    #[prost(string, tag = "10")]
+    pub failed_service: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TraceSpan {
