@@ -12,8 +12,9 @@ const MAX_TENANTS: usize = 4_096;
 /// Services of lost reports.
 ///
 /// Losses of limited senders are kept by tenant, each with its own bound: a tenant with many losses hides neither those
-/// of others nor its own. A tenant whose losses are beyond its bound is named as a whole. Services of other tenants in a lost report of a limited sender are not noted: the sender could
-/// keep any service from being planned. Its calls to them are missing as if it had not reported them.
+/// of others nor its own. A tenant whose losses are beyond its bound is named as a whole. Services of other tenants in a
+/// lost report of a limited sender are not noted: the sender could keep any service from being planned. Its calls to
+/// them are missing as if it had not reported them.
 #[derive(Debug, Default)]
 pub(crate) struct MissedServices {
     of_mesh: MissedNames,

@@ -166,12 +166,14 @@ impl Subscriptions {
     }
 
     /// Records that a prefix was refused. Its copy may be dropped, so the next request asks for the whole prefix.
-    /// Returns whether the refusal or its reason is new.
+    /// Returns whether the refusal or its reason is new. Details of a reason may alternate, such as the addresses that the
+    /// upstream tries in turn.
     pub(super) fn refused(&mut self, prefix: &Prefix, reason: &str) -> bool {
         let Some(subscription) = self.subscriptions.get_mut(prefix) else { return true };
         (subscription.held, subscription.live) = (None, false);
         let before = self.refused.insert(prefix.clone(), reason.to_owned());
-        before.is_none_or(|before| before != reason)
+        let without_details = |reason: &str| reason.split(": ").next().map(str::to_owned);
+        before.is_none_or(|before| without_details(&before) != without_details(reason))
     }
 
     /// The refused prefixes with the reasons.
@@ -320,8 +322,11 @@ mod tests {
             requests.collect::<Vec<_>>()
         };
         assert!(again(&all).is_empty());
-        let told = [1, 2, 2].map(|number| all.refused(&prefix(number), "no control plane answers"));
-        assert_eq!(told, [true, true, false], "a repeated refusal is not news");
+        let mut refuse = |number, at: &str| {
+            all.refused(&prefix(number), &format!("no control plane answers: {at} refuses connections"))
+        };
+        let told = [refuse(1, "a"), refuse(2, "a"), refuse(2, "a"), refuse(2, "b")];
+        assert_eq!(told, [true, true, false, false], "a repeated refusal is not news");
         assert!(all.refused(&prefix(2), "not permitted"), "another reason is");
         assert_eq!(again(&all), [("/1/".to_owned(), true), ("/2/".to_owned(), false)]);
 

@@ -178,10 +178,11 @@ impl CallReporter {
         &self,
         calls: &BTreeMap<CallPath, CallRates>,
     ) -> BTreeMap<(ServiceName, Region), BTreeSet<String>> {
-        let is_name = self.client_id.bytes().all(|byte| byte.is_ascii_graphic());
+        let name = &self.client_id;
+        let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
         let unnamed = calls.keys().filter(|path| path.caller.is_none() && is_name);
         let process = |path: &CallPath| {
-            let name = self.client_id.chars().take(MAX_PROCESS_NAME).collect();
+            let name = name.chars().take(MAX_PROCESS_NAME).collect();
             ((path.service.clone(), path.from.clone()), BTreeSet::from([name]))
         };
         unnamed.map(process).collect()
