@@ -81,8 +81,8 @@ impl RevocationSink {
         }
     }
 
-    /// Reports that the roots or the keys for JWT-SVIDs changed. The record is only a hint, because replicas forward it; the roots themselves
-    /// come from a control plane.
+    /// Reports that the roots or the keys for JWT-SVIDs changed. The record is only a hint, because replicas forward it;
+    /// roots and keys themselves come from a control plane.
     fn note_roots(&mut self, bundle: TrustBundle) {
         let before = self.roots.replace(bundle);
         let (Some(before), Some(now)) = (before, &self.roots) else { return };
