@@ -4,6 +4,7 @@
 //! on its machine. It saves its certificate on disk, so that a restart needs no other token.
 
 mod certificate_source;
+mod jwt_svids;
 mod saved_certificate;
 mod workload_api;
 mod workload_certificates;
@@ -30,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use certificate_source::ControlSource;
+use jwt_svids::JwtSvids;
 pub(crate) use workload_api::SpiffeService;
 pub(crate) use workload_certificates::{WorkloadService, is_own_user};
 
@@ -77,6 +79,7 @@ struct Shared {
     refusal: OnceLock<String>,
     /// Time at which the agent last joined.
     joined_at: Mutex<Option<Instant>>,
+    jwt: JwtSvids,
 }
 
 /// Identity of an agent as loaded at startup.
@@ -167,6 +170,7 @@ impl AgentIdentity {
             is_member,
             refusal: OnceLock::new(),
             joined_at: Mutex::default(),
+            jwt: JwtSvids::default(),
         };
         Self { shared: Arc::new(shared) }
     }

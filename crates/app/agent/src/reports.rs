@@ -131,4 +131,4 @@ impl Imbalance for Reports {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

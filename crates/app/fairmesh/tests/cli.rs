@@ -22,6 +22,7 @@ mod cli {
     pub(crate) mod hosts;
     pub(crate) mod identities;
     pub(crate) mod joining;
+    pub(crate) mod jwt_svids;
     pub(crate) mod keys;
     pub(crate) mod lint;
     pub(crate) mod listeners;
@@ -53,6 +54,7 @@ mod cli {
     pub(crate) mod shells;
     pub(crate) mod sim;
     pub(crate) mod spiffe;
+    pub(crate) mod startup;
     pub(crate) mod strict;
     pub(crate) mod support;
     pub(crate) mod tables;

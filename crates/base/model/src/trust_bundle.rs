@@ -11,6 +11,9 @@ pub const MAX_ROOTS: usize = 8;
 pub const MAX_RETIRED_ROOTS: usize = 32;
 /// Maximum size of a certificate, in bytes of DER.
 pub const MAX_CERTIFICATE: usize = 4096;
+/// Maximum number of keys for JWT-SVIDs of a trust domain, and maximum size of a key, in bytes.
+pub const MAX_JWT_KEYS: usize = 16;
+pub const MAX_JWT_KEY: usize = 2048;
 /// Maximum number of tenants to which an agent is restricted.
 pub const MAX_TENANTS: usize = 64;
 
@@ -23,12 +26,23 @@ pub struct TrustBundle {
     pub roots: Vec<Vec<u8>>,
     /// SHA-256 of each retired root, oldest first. At most [`MAX_RETIRED_ROOTS`], and disjoint from `roots`.
     pub retired: Vec<[u8; 32]>,
+    /// Keys that verify JWT-SVIDs, at most [`MAX_JWT_KEYS`].
+    pub jwt_keys: Vec<JwtKey>,
+}
+
+/// A public key that verifies JWT-SVIDs of a trust domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JwtKey {
+    /// A JSON Web Key with an id and with only the members that verification needs.
+    pub jwk: Vec<u8>,
+    /// Time from which the key verifies nothing, in seconds since 1970; `None` in bundles of other domains.
+    pub expires_at: Option<u64>,
 }
 
 impl TrustBundle {
     /// A bundle without retired roots.
     pub const fn new(domain: TrustDomain, roots: Vec<Vec<u8>>) -> Self {
-        Self { domain, roots, retired: Vec::new() }
+        Self { domain, roots, retired: Vec::new(), jwt_keys: Vec::new() }
     }
 
     /// Removes a root and remembers its SHA-256. Beyond the maximum, the oldest retired roots are forgotten.

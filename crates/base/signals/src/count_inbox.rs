@@ -32,14 +32,15 @@ impl CountInbox {
 
     /// Whether `report` has not arrived before. `now_ms` comes from a monotonic clock.
     ///
-    /// With too many reporters, the owner with the most of them loses the one that was silent longest. If that one
+    /// With too many reporters, the owner with the most of them loses one: of its sender with the most, the one that was
+    /// silent longest. If that one
     /// repeats its report, the report counts twice. This error is smaller than ignoring the counts of other reporters.
     pub fn is_new(&mut self, source: &ReportSource, report: &CountReport, now_ms: u64) -> bool {
         let (owner, key) = (&source.owner, (Arc::clone(&source.sender), report.reporter));
         if let Some(last) = self.last.get_mut(&key) {
             if last.owner != *owner {
-                self.places.free(&last.owner, 1);
-                self.places.take(owner, 1);
+                self.places.free((&last.owner, &source.sender), 1);
+                self.places.take(source.holder(), 1);
                 last.owner = owner.clone();
             }
             let is_new = report.number > last.number;
@@ -47,27 +48,29 @@ impl CountInbox {
             last.at_ms = now_ms;
             return is_new;
         }
-        if self.places.check(owner, 0, 1).is_err() {
+        if self.places.check(source.holder(), 0, 1).is_err() {
             let is_silent = |last: &LastReport| now_ms.saturating_sub(last.at_ms) >= REMEMBERED_MS;
             let silent = self.last.iter().filter(|(_, last)| is_silent(last));
             let silent: Vec<_> = silent.map(|(key, _)| key.clone()).collect();
             silent.iter().for_each(|key| self.forget(key));
         }
-        while let Err(loser) = self.places.check(owner, 0, 1) {
-            let of_loser = self.last.iter().filter(|(_, last)| last.owner == loser);
-            match of_loser.min_by_key(|(_, last)| last.at_ms).map(|(key, _)| key.clone()) {
+        while let Err(loser) = self.places.check(source.holder(), 0, 1) {
+            let of_owner = self.last.iter().filter(|(_, last)| last.owner == loser.owner);
+            // A sender without a place takes one of its owner, if each sender has no more than it would have.
+            let order = |(key, last): &(&(Arc<str>, u64), &LastReport)| (key.0 != loser.sender, last.at_ms);
+            match of_owner.min_by_key(order).map(|(key, _)| key.clone()) {
                 Some(oldest) => self.forget(&oldest),
                 None => return true,
             }
         }
-        self.places.take(owner, 1);
+        self.places.take(source.holder(), 1);
         self.last.insert(key, LastReport { owner: owner.clone(), number: report.number, at_ms: now_ms });
         true
     }
 
     fn forget(&mut self, key: &(Arc<str>, u64)) {
         if let Some(last) = self.last.remove(key) {
-            self.places.free(&last.owner, 1);
+            self.places.free((&last.owner, &key.0), 1);
         }
     }
 

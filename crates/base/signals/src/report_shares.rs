@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use fairmesh_model::{ServiceName, access::Reach};
+use fairmesh_model::{ServiceName, Tenant, access::Reach};
 
 /// The owner of the room that a report takes: a process of the mesh, or the tenants for which its senders report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,19 +37,30 @@ impl ReportSource {
         Self { sender: "".into(), owner: ReportOwner::of_mesh(), tenants: Reach::Everything }
     }
 
+    /// The holder of the room that the sender's reports take.
+    pub(crate) fn holder(&self) -> Holder<'_> {
+        (&self.owner, &self.sender)
+    }
+
     /// Whether a service is incomplete if this sender says so, or loses a report.
     ///
     /// A limited sender says so of its own tenants only, even if it calls services of others: otherwise a sender could
     /// keep each service that it may call from being planned. A sender that reports rows of the service was rejected as a
     /// condition, since it can invent one.
     pub(crate) fn speaks_for(&self, service: &ServiceName) -> bool {
-        !self.owner.is_limited || self.tenants.includes(&service.tenant)
+        self.speaks_for_tenant(&service.tenant)
+    }
+
+    /// Whether any service of a tenant may be incomplete if this sender says so.
+    pub(crate) fn speaks_for_tenant(&self, tenant: &Tenant) -> bool {
+        !self.owner.is_limited || self.tenants.includes(tenant)
     }
 }
 
 /// Room of one kind, such as rows, and the part that each owner uses.
 ///
-/// When a report lacks room, the owner that uses the most loses first. A quota for each owner was rejected: it would
+/// When a report lacks room, the owner that uses the most loses first, and of its senders the one that uses the most: a
+/// hostile sender takes room from no other sender of its tenant either. A quota for each owner was rejected: it would
 /// leave room unused, or refuse reports as soon as there are many owners.
 #[derive(Debug)]
 pub(crate) struct ReportShares {
@@ -58,7 +69,43 @@ pub(crate) struct ReportShares {
     limited_room: usize,
     used: usize,
     limited_used: usize,
-    by_owner: HashMap<ReportOwner, usize>,
+    by_owner: HashMap<ReportOwner, OwnerRoom>,
+}
+
+/// An owner and one of its senders, which use room.
+pub(crate) type Holder<'a> = (&'a ReportOwner, &'a Arc<str>);
+
+/// The sender that has to lose a report first, and the owner of its room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Loser {
+    pub(crate) owner: ReportOwner,
+    pub(crate) sender: Arc<str>,
+}
+
+/// Room that an owner uses, in total and by sender.
+#[derive(Debug, Default)]
+struct OwnerRoom {
+    used: usize,
+    by_sender: HashMap<Arc<str>, usize>,
+}
+
+impl Loser {
+    fn of((owner, sender): Holder<'_>) -> Self {
+        Self { owner: owner.clone(), sender: Arc::clone(sender) }
+    }
+
+    /// Whether room of this holder has to be freed.
+    pub(crate) fn is(&self, (owner, sender): Holder<'_>) -> bool {
+        self.owner == *owner && self.sender == *sender
+    }
+}
+
+impl OwnerRoom {
+    /// The sender that uses the most room, leaving one out, with this room.
+    fn largest_except(&self, left_out: Option<&Arc<str>>) -> Option<(&Arc<str>, usize)> {
+        let others = self.by_sender.iter().filter(|(sender, _)| Some(*sender) != left_out);
+        others.map(|(sender, used)| (sender, *used)).max_by_key(|(_, used)| *used)
+    }
 }
 
 impl ReportShares {
@@ -72,52 +119,72 @@ impl ReportShares {
         self.used
     }
 
-    /// Adds room that `owner` uses.
-    pub(crate) fn take(&mut self, owner: &ReportOwner, size: usize) {
+    /// Adds room that a holder uses.
+    pub(crate) fn take(&mut self, (owner, sender): Holder<'_>, size: usize) {
         if size == 0 {
             return;
         }
         self.used += size;
         self.limited_used += if owner.is_limited { size } else { 0 };
-        match self.by_owner.get_mut(owner) {
+        if !self.by_owner.contains_key(owner) {
+            self.by_owner.insert(owner.clone(), OwnerRoom::default());
+        }
+        let Some(room) = self.by_owner.get_mut(owner) else { return };
+        room.used += size;
+        match room.by_sender.get_mut(sender) {
             Some(used) => *used += size,
-            None => drop(self.by_owner.insert(owner.clone(), size)),
+            None => drop(room.by_sender.insert(Arc::clone(sender), size)),
         }
     }
 
-    /// Frees room that `owner` used.
-    pub(crate) fn free(&mut self, owner: &ReportOwner, size: usize) {
+    /// Frees room that a holder used.
+    pub(crate) fn free(&mut self, (owner, sender): Holder<'_>, size: usize) {
         self.used = self.used.saturating_sub(size);
         self.limited_used = self.limited_used.saturating_sub(if owner.is_limited { size } else { 0 });
-        if let Some(used) = self.by_owner.get_mut(owner) {
+        let Some(room) = self.by_owner.get_mut(owner) else { return };
+        room.used = room.used.saturating_sub(size);
+        if let Some(used) = room.by_sender.get_mut(sender) {
             *used = used.saturating_sub(size);
             if *used == 0 {
-                self.by_owner.remove(owner);
+                room.by_sender.remove(sender);
             }
+        }
+        if room.used == 0 {
+            self.by_owner.remove(owner);
         }
     }
 
-    /// Checks whether `owner` can replace room of size `old` by `new`. Limited owners may use all room that no other
+    /// Checks whether a holder can replace room of size `old` by `new`. Limited owners may use all room that no other
     /// owner needs.
     ///
     /// # Errors
-    /// The owner that has to lose a report first, possibly `owner` itself: the one that would use the most. A limited
-    /// owner takes no room from owners that are not limited, and limited owners lose first if they use more than their
-    /// part.
-    pub(crate) fn check(&self, owner: &ReportOwner, old: usize, new: usize) -> Result<(), ReportOwner> {
+    /// The sender that has to lose a report first, possibly that of `holder` itself: of the owner that would use the
+    /// most, the sender that would. A limited owner takes no room from owners that are not limited, and limited owners
+    /// lose first if they use more than their part.
+    pub(crate) fn check(&self, holder: Holder<'_>, old: usize, new: usize) -> Result<(), Loser> {
         let after = |used: usize| (used + new).saturating_sub(old);
         if new <= old || after(self.used) <= self.room {
             return Ok(());
         }
+        let (owner, sender) = holder;
         let takes_back = !owner.is_limited && self.limited_used > self.limited_room;
         let only_limited = owner.is_limited || takes_back;
-        let own = after(self.by_owner.get(owner).copied().unwrap_or_default());
+        let own = self.by_owner.get(owner);
+        let own_used = after(own.map_or(0, |room| room.used));
         let others =
             self.by_owner.iter().filter(|(other, _)| *other != owner && (other.is_limited || !only_limited));
-        match others.max_by_key(|(_, used)| **used) {
-            Some((largest, used)) if takes_back || *used > own => Err(largest.clone()),
-            _ => Err(owner.clone()),
-        }
+        let largest = others.max_by_key(|(_, room)| room.used);
+        let largest = largest.filter(|(_, room)| takes_back || room.used > own_used);
+        let loser = match largest {
+            Some((other, room)) => room.largest_except(None).map(|(sender, _)| (other, sender)),
+            None => {
+                let of_sender =
+                    after(own.and_then(|room| room.by_sender.get(sender)).copied().unwrap_or_default());
+                let other = own.and_then(|room| room.largest_except(Some(sender)));
+                other.filter(|(_, used)| *used > of_sender).map(|(other, _)| (owner, other))
+            }
+        };
+        Err(Loser::of(loser.unwrap_or(holder)))
     }
 }
 
@@ -163,27 +230,56 @@ pub(crate) mod tests {
         ReportSource { sender: name.into(), owner, tenants: Reach::Tenants(tenants) }
     }
 
+    /// The owner that has to lose a report before `source` can replace room of size `old` by `new`.
+    fn loser(shares: &ReportShares, source: &ReportSource, old: usize, new: usize) -> Option<ReportOwner> {
+        shares.check(source.holder(), old, new).err().map(|loser| loser.owner)
+    }
+
     #[test]
     fn largest_owner_loses_first_and_limited_owners_give_back_room() {
         let mut shares = ReportShares::new(100, 50);
-        let (red, blue, agent) = (limited("red").owner, limited("blue").owner, ReportOwner::of_mesh());
-        assert_eq!(shares.check(&red, 0, 80), Ok(()), "no other needs the room");
-        shares.take(&red, 80);
-        shares.take(&blue, 20);
-        assert_eq!(shares.check(&red, 0, 1), Err(red.clone()), "it has the most itself");
-        assert_eq!(shares.check(&red, 6, 6), Ok(()), "the same size always fits");
-        assert_eq!(shares.check(&blue, 0, 1), Err(red.clone()));
-        assert_eq!(shares.check(&agent, 0, 90), Err(red.clone()), "the agent gets back its part");
-        shares.free(&red, 50);
-        shares.take(&agent, 50);
-        assert_eq!(shares.check(&agent, 0, 1), Err(agent.clone()), "it has the most itself");
-        assert_eq!(shares.check(&blue, 0, 1), Err(red.clone()), "a limited one never displaces an agent");
-        shares.free(&red, 30);
-        assert_eq!(shares.check(&blue, 0, 30), Ok(()));
-        assert_eq!(shares.check(&blue, 0, 31), Err(blue.clone()));
-        shares.free(&blue, 20);
-        shares.free(&agent, 50);
+        let (red, blue, agent) = (limited("red"), limited("blue"), ReportSource::of_mesh());
+        let of = |source: &ReportSource| Some(source.owner.clone());
+        assert_eq!(loser(&shares, &red, 0, 80), None, "no other needs the room");
+        shares.take(red.holder(), 80);
+        shares.take(blue.holder(), 20);
+        assert_eq!(loser(&shares, &red, 0, 1), of(&red), "it has the most itself");
+        assert_eq!(loser(&shares, &red, 6, 6), None, "the same size always fits");
+        assert_eq!(loser(&shares, &blue, 0, 1), of(&red));
+        assert_eq!(loser(&shares, &agent, 0, 90), of(&red), "the agent gets back its part");
+        shares.free(red.holder(), 50);
+        shares.take(agent.holder(), 50);
+        assert_eq!(loser(&shares, &agent, 0, 1), of(&agent), "it has the most itself");
+        assert_eq!(loser(&shares, &blue, 0, 1), of(&red), "a limited one never displaces an agent");
+        shares.free(red.holder(), 30);
+        assert_eq!(loser(&shares, &blue, 0, 30), None);
+        assert_eq!(loser(&shares, &blue, 0, 31), of(&blue));
+        shares.free(blue.holder(), 20);
+        shares.free(agent.holder(), 50);
         assert_eq!((shares.used(), shares.by_owner.len()), (0, 0));
+    }
+
+    #[test]
+    fn hostile_sender_takes_no_room_of_other_senders_of_its_tenant() {
+        let mut sums = ReportSums::new(LIMITS);
+        let hostile = ReportSource { sender: "hostile".into(), ..limited("red") };
+        let honest = ReportSource { sender: "honest".into(), ..limited("red") };
+        for reporter in 0..40 {
+            sums.record(&hostile, servers(reporter, "red", 200), 0);
+        }
+        assert_eq!(sums.record(&honest, servers(1, "red", 1_900), 0), Taken::Kept);
+        assert_eq!(sums.record(&hostile, servers(50, "red", 2_000), 0), Taken::Full, "it has the most");
+        assert_eq!(
+            sums.record(&honest, servers(1, "red", 1_950), 0),
+            Taken::Kept,
+            "and none of its own is lost"
+        );
+        assert_eq!(
+            sums.sum_of_all(0).servers.len(),
+            1_950,
+            "the rows of the other sender are of 200 of these services"
+        );
+        assert_eq!(sums.reporters(), 1 + 10);
     }
 
     #[test]
@@ -290,6 +386,15 @@ pub(crate) mod tests {
         assert_eq!(found.collect::<Vec<_>>(), [(blue, true), (green.clone(), false), (last.clone(), true)]);
         let sum = sums.sum_of_all(0);
         assert!(sum.is_incomplete(&last) && !sum.is_incomplete(&green), "in the report of a relay too");
+        // Receivers learn of services that no report of the relay names, but from a limited relay only of its tenants.
+        for (relay, marks_blue) in [(ReportSource::of_mesh(), true), (limited("red"), false)] {
+            let mut above = ReportSums::new(LIMITS);
+            let passed_on = TrafficReport { reporter: 9, ..sum.clone() };
+            assert_eq!(above.record(&relay, passed_on, 0), Taken::Kept);
+            let unnamed = ["blue", "red", "green"].map(|tenant| service(tenant, 9_000));
+            let incomplete = unnamed.map(|service| above.sum_of_all(0).is_incomplete(&service));
+            assert_eq!(incomplete, [marks_blue, true, false]);
+        }
         assert!(!sums.sums_by_service(&[last].into(), 60_500).any(|(_, sum)| sum.is_incomplete));
     }
 

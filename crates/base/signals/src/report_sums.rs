@@ -5,13 +5,14 @@ use std::{
 };
 
 use fairmesh_model::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS,
-    MAX_SERVER_GROUPS, ServedPath, ServedRates, ServiceName, TrafficReport,
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_CALLING_PROCESSES, MAX_INCOMPLETE_SERVICES,
+    MAX_INCOMPLETE_TENANTS, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, ServedPath,
+    ServedRates, ServiceName, TrafficReport,
 };
 
 use crate::{
     missed_services::MissedServices,
-    report_shares::{ReportOwner, ReportShares, ReportSource},
+    report_shares::{Holder, Loser, ReportShares, ReportSource},
     service_sums::ServiceSums,
 };
 
@@ -55,7 +56,8 @@ pub enum Taken {
     /// The report replaced its reporter's last report. If there were too many rows of processed calls, these rows
     /// were dropped.
     Kept,
-    /// The report was refused: there are too many reporters or rows, and its owner has the most.
+    /// The report was refused: there are too many reporters or rows, and its sender has the most of those of
+    /// the owner with the most.
     Full,
 }
 
@@ -106,11 +108,13 @@ impl ReportSums {
     }
 
     /// Records a report. An empty report removes its reporter. Incomplete services of tenants for which the sender does
-    /// not report are ignored. Without room, reports of the owner that uses the most are dropped. `now_ms` comes from a
+    /// not report are ignored. Without room, reports of the owner that uses the most are dropped, first those of its sender
+    /// that does. `now_ms` comes from a
     /// monotonic clock.
     pub fn record(&mut self, source: &ReportSource, mut report: TrafficReport, now_ms: u64) -> Taken {
         let (owner, key) = (&source.owner, (Arc::clone(&source.sender), report.reporter));
         report.incomplete.retain(|service| source.speaks_for(service));
+        report.incomplete_tenants.retain(|tenant| source.speaks_for_tenant(tenant));
         if is_of_nothing(&report) {
             self.remove(&key);
             return Taken::Kept;
@@ -126,20 +130,20 @@ impl ReportSums {
         if owner.is_limited && std::mem::take(&mut report.all_incomplete) {
             self.missed.note_all_of(source, void_at_ms);
         }
-        if self.lacking(owner, &key, &report).is_some() {
+        if self.lacking(source.holder(), &key, &report).is_some() {
             self.expire(now_ms);
         }
-        while let Some(loser) = self.lacking(owner, &key, &report) {
-            if loser == *owner || !self.drop_largest(&loser) {
+        while let Some(loser) = self.lacking(source.holder(), &key, &report) {
+            if loser.is(source.holder()) || !self.drop_largest(&loser) {
                 self.missed.note(source, &report, void_at_ms);
                 return Taken::Full;
             }
         }
         self.remove(&key);
-        self.make_room_for_served(owner, &mut report);
-        self.reporters.take(owner, 1);
-        self.rows.take(owner, rows(&report));
-        self.served.take(owner, report.served.len());
+        self.make_room_for_served(source.holder(), &mut report);
+        self.reporters.take(source.holder(), 1);
+        self.rows.take(source.holder(), rows(&report));
+        self.served.take(source.holder(), report.served.len());
         let source = source.clone();
         self.by_reporter.insert(key, LiveReport { source, report, at_ms: now_ms, void_at_ms });
         Taken::Kept
@@ -150,18 +154,28 @@ impl ReportSums {
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
         let incomplete = self.missed.names().cloned().collect();
+        let incomplete_tenants = self.missed.tenants(now_ms).cloned().collect();
         let all_incomplete = self.missed.is_all(now_ms);
-        let mut sum = TrafficReport { incomplete, all_incomplete, ..TrafficReport::default() };
+        let mut sum =
+            TrafficReport { incomplete, incomplete_tenants, all_incomplete, ..TrafficReport::default() };
         for LiveReport { report, at_ms, .. } in self.by_reporter.values() {
             let kept = Duration::from_millis(now_ms.saturating_sub(*at_ms));
             sum.regions.extend(report.regions.iter().cloned());
             sum.left_out = sum.left_out.saturating_add(report.left_out);
             sum.incomplete.extend(report.incomplete.iter().cloned());
+            sum.incomplete_tenants.extend(report.incomplete_tenants.iter().cloned());
             sum.all_incomplete |= report.all_incomplete;
             for (path, rates) in &report.calls {
                 let mut rates = *rates;
                 rates.grow_older(kept);
                 *sum.calls.entry(path.clone()).or_default() += rates;
+            }
+            for (key, names) in &report.processes {
+                let sum = sum.processes.entry(key.clone()).or_default();
+                sum.extend(names.iter().cloned());
+                while sum.len() > MAX_CALLING_PROCESSES {
+                    sum.pop_last();
+                }
             }
             for (group, rates) in &report.servers {
                 let sum = sum.servers.entry(group.clone()).or_default();
@@ -173,7 +187,8 @@ impl ReportSums {
                 *sum.served.entry(path.clone()).or_default() += *rates;
             }
         }
-        // Also those of a tenant whose missed services have no room for their names.
+        // Also those of a tenant whose missed services have no room for their names: receivers of the previous release
+        // know no incomplete tenants.
         let called = sum.calls.keys().map(|path| &path.service);
         let named = called.chain(sum.servers.keys().map(|(service, _)| service));
         let missed: BTreeSet<_> = named.filter(|service| self.missed.has(service, now_ms)).cloned().collect();
@@ -197,17 +212,17 @@ impl ReportSums {
         sums
     }
 
-    /// The owner that has to lose a report before `report` of `owner` has room; `None` if it has room.
-    fn lacking(&self, owner: &ReportOwner, key: &Reporter, report: &TrafficReport) -> Option<ReportOwner> {
+    /// The sender that has to lose a report before `report` of `holder` has room; `None` if it has room.
+    fn lacking(&self, holder: Holder<'_>, key: &Reporter, report: &TrafficReport) -> Option<Loser> {
         let old = self.by_reporter.get(key).map(|live| rows(&live.report));
-        let place = self.reporters.check(owner, old.map_or(0, |_| 1), 1);
-        place.and_then(|()| self.rows.check(owner, old.unwrap_or_default(), rows(report))).err()
+        let place = self.reporters.check(holder, old.map_or(0, |_| 1), 1);
+        place.and_then(|()| self.rows.check(holder, old.unwrap_or_default(), rows(report))).err()
     }
 
-    /// Drops the report of `owner` with the most rows, and marks its services as incomplete. Returns whether there
+    /// Drops the report of a sender with the most rows, and marks its services as incomplete. Returns whether there
     /// was one.
-    fn drop_largest(&mut self, owner: &ReportOwner) -> bool {
-        let own = self.by_reporter.iter().filter(|(_, live)| live.source.owner == *owner);
+    fn drop_largest(&mut self, loser: &Loser) -> bool {
+        let own = self.by_reporter.iter().filter(|(_, live)| loser.is(live.source.holder()));
         let largest = own.max_by_key(|(_, live)| rows(&live.report)).map(|(key, _)| key.clone());
         let Some(lost) = largest.and_then(|key| self.remove(&key)) else { return false };
         self.missed.note(&lost.source, &lost.report, lost.void_at_ms);
@@ -215,12 +230,12 @@ impl ReportSums {
     }
 
     /// Drops rows of processed calls until those of the report have room, or those of the report itself.
-    fn make_room_for_served(&mut self, owner: &ReportOwner, report: &mut TrafficReport) {
-        while let Err(loser) = self.served.check(owner, 0, report.served.len()) {
-            let of_loser = self.by_reporter.values_mut().filter(|live| live.source.owner == loser);
+    fn make_room_for_served(&mut self, holder: Holder<'_>, report: &mut TrafficReport) {
+        while let Err(loser) = self.served.check(holder, 0, report.served.len()) {
+            let of_loser = self.by_reporter.values_mut().filter(|live| loser.is(live.source.holder()));
             let largest = of_loser.map(|live| &mut live.report.served).max_by_key(|served| served.len());
-            match largest.filter(|served| loser != *owner && !served.is_empty()) {
-                Some(served) => self.served.free(&loser, std::mem::take(served).len()),
+            match largest.filter(|served| !loser.is(holder) && !served.is_empty()) {
+                Some(served) => self.served.free((&loser.owner, &loser.sender), std::mem::take(served).len()),
                 None => return report.served.clear(),
             }
         }
@@ -236,10 +251,10 @@ impl ReportSums {
     /// Removes the report of a reporter, and frees its room.
     fn remove(&mut self, key: &Reporter) -> Option<LiveReport> {
         let removed = self.by_reporter.remove(key)?;
-        let owner = &removed.source.owner;
-        self.reporters.free(owner, 1);
-        self.rows.free(owner, rows(&removed.report));
-        self.served.free(owner, removed.report.served.len());
+        let holder = removed.source.holder();
+        self.reporters.free(holder, 1);
+        self.rows.free(holder, rows(&removed.report));
+        self.served.free(holder, removed.report.served.len());
         Some(removed)
     }
 }
@@ -257,6 +272,7 @@ pub fn bound(mut report: TrafficReport) -> TrafficReport {
         report.incomplete.insert(service.clone());
     }
     report.left_out = report.left_out.saturating_add(beyond);
+    bound_tenants(&mut report);
     report.all_incomplete |= report.incomplete.len() >= MAX_INCOMPLETE_SERVICES;
     report.incomplete = report.incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
     report.regions = report.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
@@ -264,6 +280,14 @@ pub fn bound(mut report: TrafficReport) -> TrafficReport {
     report.servers = report.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
     report.served = bound_served(report.served);
     report
+}
+
+/// Leaves no more tenants in a report than one message has room for. If too many are incomplete, all services are.
+pub(crate) fn bound_tenants(report: &mut TrafficReport) {
+    if report.incomplete_tenants.len() > MAX_INCOMPLETE_TENANTS {
+        report.incomplete_tenants.clear();
+        report.all_incomplete = true;
+    }
 }
 
 /// Merges calls of different parents, then of different callers, until they fit into [`MAX_CALL_PATHS`]. Regional
@@ -300,11 +324,13 @@ fn bound_served(served: BTreeMap<ServedPath, ServedRates>) -> BTreeMap<ServedPat
 }
 
 fn is_of_nothing(report: &TrafficReport) -> bool {
-    rows(report) == 0 && report.served.is_empty() && report.regions.is_empty() && report.left_out == 0
+    let says_nothing = report.regions.is_empty() && report.left_out == 0 && !report.all_incomplete;
+    rows(report) == 0 && report.served.is_empty() && says_nothing
 }
 
 fn rows(report: &TrafficReport) -> usize {
-    report.calls.len() + report.servers.len() + report.incomplete.len()
+    let incomplete = report.incomplete.len() + report.incomplete_tenants.len();
+    report.calls.len() + report.servers.len() + incomplete
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 pub(crate) mod authorization_rules;
 mod caller_permissions;
 mod config_history;
+mod manual_region_tables;
 mod partition_split;
 mod planned_write;
-mod policy_region_tables;
 pub(crate) mod route_quota_check;
 pub(crate) mod service_identity_check;
 

@@ -5,6 +5,7 @@
 
 mod authority_service;
 mod bundle_endpoints;
+pub(crate) mod bundle_page;
 mod issuer_file;
 mod revocations;
 mod root_retirement;
@@ -109,9 +110,10 @@ impl CertificateIssuer {
         Ok(Some(Self { authority, tokens, workload, revoked_at, pages, clock, roots_changed }))
     }
 
-    /// The roots of the domain: the recorded ones, and the roots of this control plane that are not retired.
+    /// The roots of the domain: the recorded ones, and the roots of this control plane that are not retired. Likewise its
+    /// keys for JWT-SVIDs.
     fn bundle(&self, node: &Node) -> TrustBundle {
-        self.authority.complete(recorded_bundle(node))
+        self.authority.complete(recorded_bundle(node), self.clock.now())
     }
 
     /// Returns the verifier for processes that request certificates.

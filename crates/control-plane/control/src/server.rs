@@ -35,7 +35,7 @@ use crate::{
     controllers::Controllers,
     health_checks::{CheckerService, Checks, Woken},
     http,
-    identity::{CertificateIssuer, IdentityService, page_hosts, recorded_bundle},
+    identity::{CertificateIssuer, IdentityService, bundle_page, page_hosts, recorded_bundle},
     imbalance::{self, Imbalance, ImbalanceService},
     metrics::{MetricSources, Metrics, Observed},
     open_store::{self, OpenStore},
@@ -435,7 +435,8 @@ fn serve_pages(
     let Some(listener) = listener else { return };
     let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
     let observed = &state.sources.observed;
-    let imbalance = imbalance::router(observed.imbalance.clone());
+    let bundle = bundle_page::router(state.sources.node.clone());
+    let imbalance = imbalance::router(observed.imbalance.clone()).merge(bundle);
     let source = PageSource {
         node: state.sources.node.clone(),
         access: access.control.clone(),

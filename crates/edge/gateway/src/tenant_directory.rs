@@ -414,13 +414,13 @@ impl Sink for DirectorySink {
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         if *prefix == Prefix::gateway_quotas() {
-            return tracing::warn!(%prefix, reason, "this gateway may not read the quotas of tenants: its options apply to all");
+            return tracing::info!(%prefix, reason, "this gateway may not read the quotas of tenants: its options apply to all");
         }
         if *prefix == issuers_prefix() {
-            tracing::warn!(%prefix, reason, "the issuers of tokens are not known: requests with a token of an end user are refused");
+            tracing::info!(%prefix, reason, "the issuers of tokens are not known: requests with a token of an end user are refused");
             return self.set_issuers(&TokenIssuers::default());
         }
-        tracing::warn!(%prefix, reason, "this gateway may not read the services of a tenant: hosts name them all the same");
+        tracing::info!(%prefix, reason, "this gateway may not read the services of a tenant: hosts name them all the same");
         // The default prefix stays unknown: until it is known, no caller is let in.
         if *prefix != default_prefix() {
             self.mark_current(prefix);

@@ -3,9 +3,9 @@
 mod accepted_call;
 mod caller;
 mod connection;
-mod counted_request;
 mod forwarded_probe;
 mod policy_watch;
+mod requests_by_caller;
 
 use std::{
     sync::{
@@ -31,8 +31,8 @@ use tokio::{sync::watch, time::Instant};
 pub use accepted_call::AcceptedCall;
 pub use caller::{Caller, ConnectInfo};
 pub use connection::{ConnectionAuthorizer, identity_of};
-pub use counted_request::{CountedBody, CountedRequest};
 pub(crate) use policy_watch::PolicySubscription;
+pub use requests_by_caller::{CountedBody, CountedRequest};
 
 use crate::{
     RegistryClient,
@@ -314,7 +314,12 @@ impl Authorizer {
 
     /// Whether an accepted connection is still allowed.
     pub(crate) fn still_accepts(&self, peer: &Identity) -> bool {
-        self.decide_connection(peer, |_, _| {}).is_ok()
+        self.reason_to_refuse(peer).is_none()
+    }
+
+    /// Why connections of this peer are refused now; `None` if they are accepted.
+    pub(crate) fn reason_to_refuse(&self, peer: &Identity) -> Option<NotAccepted> {
+        self.decide_connection(peer, |_, _| {}).err()
     }
 
     fn decide_connection(

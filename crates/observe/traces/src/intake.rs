@@ -82,7 +82,7 @@ impl Traces {
         let (spans, malformed) = read_spans(request);
         // Judged before the store is locked.
         let (spans, others) = sender.permitted(spans);
-        self.store().record(spans, self.now_ms());
+        self.store().record(&sender.name(), spans, self.now_ms());
         (malformed, others)
     }
 

@@ -16,6 +16,7 @@ mod link;
 mod otlp;
 mod requests;
 mod sender;
+mod sender_rooms;
 mod span;
 mod store;
 mod view;

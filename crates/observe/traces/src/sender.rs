@@ -49,6 +49,11 @@ impl SpanSender {
         Self(None)
     }
 
+    /// The name of the sender; empty for anyone.
+    pub(crate) fn name(&self) -> Arc<str> {
+        self.0.as_ref().map_or_else(|| "".into(), |known| Arc::clone(&known.name))
+    }
+
     /// Returns the spans that the sender may state, and the number of the others.
     pub(crate) fn permitted(&self, spans: Vec<TracedSpan>) -> (Vec<TracedSpan>, u64) {
         let Some(KnownSender { rights, .. }) = &self.0 else { return (spans, 0) };

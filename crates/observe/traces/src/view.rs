@@ -140,7 +140,11 @@ mod tests {
     fn store() -> TraceStore {
         let mut store = TraceStore::new(TraceLimits::CONTROL_PLANE);
         let failed = TracedSpan { error: "reset".into(), ..span(3, "bank/rates", (40, 90)) };
-        store.record(vec![span(2, "shop/cart", (20, 80)), failed, span(1, "shop/web", (10, 100))], 5);
+        store.record(
+            &"web".into(),
+            vec![span(2, "shop/cart", (20, 80)), failed, span(1, "shop/web", (10, 100))],
+            5,
+        );
         store
     }
 

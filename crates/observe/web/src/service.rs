@@ -260,24 +260,14 @@ impl Steps {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{InstanceId, Location};
+    use fairmesh_model::InstanceId;
     use fairmesh_views::At;
 
     use super::*;
     use crate::call_graph::tests::row;
 
     fn endpoint(instance: &str, state: EndpointState) -> At<Endpoint> {
-        let value = Endpoint {
-            instance: InstanceId::new(instance).unwrap(),
-            address: "127.0.0.1:80".parse().unwrap(),
-            location: Location::in_region(Region::new("eu").unwrap()),
-            state,
-            weight: 1_000,
-            lease: None,
-            mtls: false,
-            labels: BTreeMap::new(),
-        };
-        At { value, revision: 1 }
+        At { value: Endpoint { state, ..fairmesh_test_support::endpoint(instance, "eu") }, revision: 1 }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The certificate authority of a control plane.
 
 mod future_certificates;
+mod jwt_signer;
 mod root_retirement;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
 };
 
 use fairmesh_model::{Label, MAX_ROOTS, MeshRole, SpiffeId, SpiffePath, TrustBundle, TrustDomain};
+use jwt_signer::JwtSigner;
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
@@ -61,6 +63,7 @@ struct State {
     seen: Option<[u8; 32]>,
     /// Time since 1970 at which this process began to issue certificates under the intermediate's root.
     since: Duration,
+    jwt: JwtSigner,
 }
 
 impl State {
@@ -104,7 +107,8 @@ impl Authority {
         pem_files::write_public(&bundle, &pem_files::pem(None, &roots))?;
         let (issuer, signer) = open_issuer(folder, domain, &roots, now)?;
         let seen = issuer_digest(folder)?;
-        let state = Mutex::new(State { roots, issuer, signer, seen, since: now });
+        let jwt = JwtSigner::open(folder, now)?;
+        let state = Mutex::new(State { roots, issuer, signer, seen, since: now, jwt });
         Ok(Self { domain: domain.clone(), folder: folder.to_owned(), state })
     }
 
@@ -257,11 +261,13 @@ impl Authority {
         Ok(Reread::Replaced)
     }
 
-    /// Replaces an intermediate that expires soon, once all programs trust the root that signs the next one.
+    /// Replaces an intermediate that expires soon, once all programs trust the root that signs the next one. Renews keys
+    /// for JWT-SVIDs too.
     ///
     /// # Errors
     /// As for [`rotate_issuer`](Self::rotate_issuer).
     pub fn renew_issuer_if_due(&self, now: Duration) -> Result<(), IdentityError> {
+        self.renew_jwt_key_if_due(now)?;
         let state = self.state();
         let is_due = is_due(&self.folder, (&state.roots, &state.issuer), now)?;
         drop(state);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use fairmesh_model::{FederatedDomains, TrustDomain};
+use fairmesh_model::{FederatedDomains, TrustBundle, TrustDomain};
 
 use crate::{IdentityError, Refused, Trust, chain_verification::RootDigest};
 
@@ -28,6 +28,11 @@ impl Federation {
     /// Returns the verifier for certificates of a domain; `None` if the domain is not federated.
     pub(crate) fn find(&self, domain: &TrustDomain) -> Option<Trust> {
         self.current().iter().find(|trust| trust.domain() == domain).cloned()
+    }
+
+    /// Returns the bundles of all domains.
+    pub(crate) fn bundles(&self) -> Vec<TrustBundle> {
+        self.current().iter().map(|trust| trust.bundle().clone()).collect()
     }
 
     /// Checks that a domain is federated and that `root` is one of its roots.

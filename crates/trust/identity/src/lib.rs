@@ -31,6 +31,7 @@ mod host_certificate;
 pub mod issue_response;
 mod join_token;
 mod join_token_store;
+mod jwt_svid;
 mod member_identity;
 mod one_way_tls;
 mod pem_files;
@@ -48,11 +49,14 @@ mod web_roots;
 mod workload;
 mod workload_api;
 
-pub use bundle_document::{BundleDocumentError, BundleHints, MAX_BUNDLE_DOCUMENT, read_bundle_document};
+pub use bundle_document::{
+    BundleDocumentError, BundleHints, MAX_BUNDLE_DOCUMENT, NewestDocument, read_bundle_document,
+    write_bundle_document,
+};
 pub use bundle_file::follow_bundle;
 pub use certificate_authority::{Authority, Issued, LIFETIME, Reread, renews_itself};
 pub use certificate_info::CertificateInfo;
-pub use chain_refusal::Refused;
+pub use chain_refusal::{REPAIR_REVOCATIONS, Refused};
 pub use chain_verification::{CLOCK_SKEW, Trust, Usage};
 pub use clock::{Clock, SystemClock};
 pub use credentials::Credentials;
@@ -60,6 +64,7 @@ pub use error::IdentityError;
 pub use host_certificate::HostCertificate;
 pub use join_token::{JoinToken, MAX_TOKEN_TTL, digest as sha256};
 pub use join_token_store::{Joining, TokenGrant, TokenRefused, Tokens};
+pub use jwt_svid::check_audience;
 pub use member_identity::Member;
 pub use one_way_tls::OneWayTls;
 pub use private_key::PrivateKey;
@@ -70,6 +75,7 @@ pub use signer::{
     certificate_verify,
 };
 pub use tls_config::crypto_provider;
+pub use tls_stream::CERTIFICATE_REJECTED;
 pub use tracked_connections::RevocationList;
 pub use web_roots::WebRoots;
 pub use workload::Workload;

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{FederatedDomains, Revocations, SpiffeId};
+use fairmesh_model::{FederatedDomains, Revocations, SpiffeId, TrustBundle};
 use fairmesh_wire::transport::{
     ExpectedPeer, FederatedCallers, Handshake, NoIdentity, StatedCall, TlsIdentity,
 };
@@ -38,6 +38,8 @@ pub struct Workload {
     revoked: watch::Sender<u64>,
     /// Number of changes to the record of roots.
     roots: watch::Sender<u64>,
+    /// Number of changes to the recorded keys for JWT-SVIDs.
+    jwt_keys: watch::Sender<u64>,
 }
 
 /// A certificate, and the TLS configurations that use it.
@@ -77,6 +79,7 @@ impl Workload {
             connections: Arc::default(),
             revoked: watch::Sender::new(0),
             roots: watch::Sender::new(0),
+            jwt_keys: watch::Sender::new(0),
         }
     }
 
@@ -150,6 +153,23 @@ impl Workload {
     /// Counts a change of the record of roots.
     pub(crate) fn note_roots(&self) {
         self.roots.send_modify(|changes| *changes += 1);
+    }
+
+    /// Counts a change of the recorded keys for JWT-SVIDs.
+    pub(crate) fn note_jwt_keys(&self) {
+        self.jwt_keys.send_modify(|changes| *changes += 1);
+    }
+
+    /// Returns a receiver that is notified when the recorded keys for JWT-SVIDs change, if the record is followed. As
+    /// with [roots](Self::root_changes), the keys themselves come from a control plane.
+    pub fn jwt_key_changes(&self) -> watch::Receiver<u64> {
+        self.jwt_keys.subscribe()
+    }
+
+    /// Returns the bundles of the federated trust domains. [`revocation_changes`](Self::revocation_changes) notifies of
+    /// their changes too.
+    pub fn federated_bundles(&self) -> Vec<TrustBundle> {
+        self.connections.federation.bundles()
     }
 
     /// Records the roots of peers on new connections from now on.

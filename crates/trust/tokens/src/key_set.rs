@@ -80,6 +80,16 @@ impl KeySet {
         if keys.is_empty() { Err(JwksError::NoKey) } else { Ok(Self { keys }) }
     }
 
+    /// Reads parsed JSON Web Keys, at most the maximum number of a set. Others are skipped.
+    pub(crate) fn of_values(keys: impl Iterator<Item = Value>) -> Self {
+        Self { keys: keys.filter_map(|key| Key::parse(&key)).take(MAX_KEYS).collect() }
+    }
+
+    /// Whether a JSON Web Key verifies tokens.
+    pub(crate) fn is_usable(key: &Value) -> bool {
+        Key::parse(key).is_some()
+    }
+
     /// Whether the set has no keys, as before the first document is parsed.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()

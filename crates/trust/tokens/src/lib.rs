@@ -1,13 +1,14 @@
-//! Tokens of end users: JSON Web Tokens (RFC 7519), verified with the keys of their issuers (RFC 7517).
+//! Tokens of end users and of workloads: JSON Web Tokens (RFC 7519), verified with the keys of their issuers (RFC 7517).
 //!
-//! The control plane verifies the tokens of users of an identity provider here, and servers and gateways those of a
-//! service's callers. The crate does not fetch keys, and no error contains any part of a token.
+//! The control plane verifies the tokens of users of an identity provider here, servers and gateways those of a
+//! service's callers, and agents JWT-SVIDs. The crate does not fetch keys, and no error contains any part of a token.
 //!
 //! Opaque tokens were rejected, because each call would need a request to the issuer: no call may wait for another
 //! company's service.
 
 mod claims;
 mod issuers;
+mod jwt_svid;
 mod key_set;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use serde_json::{Map, Value};
 
 pub use claims::{LEEWAY, is_for, valid_until};
 pub use issuers::Issuers;
+pub use jwt_svid::{stated_subject, verify_svid, write_jwks};
 pub use key_set::{JwksError, KeySet};
 
 /// The claims of a token.

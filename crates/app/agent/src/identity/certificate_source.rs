@@ -9,7 +9,7 @@ use fairmesh_identity::{
     renewal::{Certified, Source},
     signed_message::{self, Purpose},
 };
-use fairmesh_model::{ProgramFacts, ServiceName, SpiffePath, TrustBundle, WorkloadEntry};
+use fairmesh_model::{JwtKey, ProgramFacts, ServiceName, SpiffePath, TrustBundle, WorkloadEntry};
 use fairmesh_wire::{
     handshake::{self, ConnectError, Connection},
     transport::Address,
@@ -223,9 +223,7 @@ impl Shared {
     /// Returns the services whose records select a program, among those that this agent may vouch for. Control planes
     /// decide and sign the response, since they have all records.
     pub(super) async fn services_of(&self, program: &ProgramFacts) -> Result<Vec<ServiceName>, Status> {
-        let failed = |error: IdentityError| Status::internal(error.to_string());
-        // The key is never certified; it only binds the response to this request.
-        let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
+        let csr = unissued_request()?;
         let select_for = Some(program.into());
         let request = v1::IssueRequest { csr: csr.clone().into(), select_for, ..Default::default() };
         let (own, response) = self.request(request).await?;
@@ -255,15 +253,46 @@ impl Shared {
         connection: &Connection,
         own: &Credentials,
     ) -> Result<TrustBundle, Status> {
-        let failed = |error: IdentityError| Status::internal(error.to_string());
-        // The key is never certified; it only binds the response to this request.
-        let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
+        let csr = unissued_request()?;
         let path = own_path(&self.name).to_string();
         let request =
             v1::IssueRequest { path, csr: csr.clone().into(), describe_workload: true, ..Default::default() };
         let response = self.ask(connection, own, request).await?;
         issue_response::open(own.trust(), &csr, &response, self.workload.now())?;
         issue_response::bundle(&response)
+    }
+
+    /// Returns a JWT-SVID of an identity, and the time at which it expires, in seconds since 1970.
+    pub(super) async fn issue_jwt(
+        &self,
+        path: &SpiffePath,
+        jwt_audience: Vec<String>,
+    ) -> Result<(String, u64), Status> {
+        let csr = unissued_request()?;
+        let request = v1::IssueRequest {
+            path: path.to_string(),
+            csr: csr.clone().into(),
+            jwt_audience,
+            ..Default::default()
+        };
+        let (own, response) = self.request(request).await?;
+        let opened = issue_response::open(own.trust(), &csr, &response, self.workload.now())?;
+        match opened.jwt.is_empty() {
+            true => {
+                Err(Status::unimplemented("the control plane is of a release before JWT-SVIDs; upgrade it"))
+            }
+            false => Ok((opened.jwt, opened.jwt_expires_at)),
+        }
+    }
+
+    /// Returns the keys that verify JWT-SVIDs of this domain.
+    pub(super) async fn ask_for_jwt_keys(&self) -> Result<Vec<JwtKey>, Status> {
+        let own = self.credentials_to_ask().await?;
+        let bundle = self.ask_for_roots(&self.connection_to_ask().await?, &own).await?;
+        match bundle.domain == *own.trust().domain() {
+            true => Ok(bundle.jwt_keys),
+            false => Err(refused("it is of another trust domain")),
+        }
     }
 
     /// Sends a request signed by this agent, and returns the response.
@@ -310,6 +339,12 @@ impl Shared {
             }
         }
     }
+}
+
+/// A signing request for a key that is never certified: it only binds the response to the request.
+fn unissued_request() -> Result<Vec<u8>, Status> {
+    let request = PrivateKey::generate().and_then(|key| key.signing_request());
+    request.map_err(|error| Status::internal(error.to_string()))
 }
 
 async fn within<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {

@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use super::{AgentIdentity, Shared, below, workload_certificates};
+use super::{AgentIdentity, Shared, below, jwt_svids, workload_certificates};
 
 /// Metadata key that each call must have, so that a program tricked into requesting a URL cannot make a call (SSRF).
 const HEADER: &str = "workload.spiffe.io";
@@ -143,30 +143,31 @@ impl SpiffeWorkloadApi for SpiffeService {
 
     async fn fetch_jwtsvid(
         &self,
-        _: Request<spiffe::JwtsvidRequest>,
+        request: Request<spiffe::JwtsvidRequest>,
     ) -> Result<Response<spiffe::JwtsvidResponse>, Status> {
-        Err(no_tokens())
+        let (shared, program, _place) = self.admit(&request).await?;
+        let spiffe::JwtsvidRequest { audience, spiffe_id } = request.into_inner();
+        shared.jwt_svids(&program, (audience, &spiffe_id)).await.map(Response::new)
     }
 
     async fn fetch_jwt_bundles(
         &self,
-        _: Request<spiffe::JwtBundlesRequest>,
+        request: Request<spiffe::JwtBundlesRequest>,
     ) -> Result<Response<Self::FetchJWTBundlesStream>, Status> {
-        Err(no_tokens())
+        let (shared, _, place) = self.admit(&request).await?;
+        Ok(self.until_stopped(jwt_svids::bundles(shared, place)))
     }
 
     async fn validate_jwtsvid(
         &self,
-        _: Request<spiffe::ValidateJwtsvidRequest>,
+        request: Request<spiffe::ValidateJwtsvidRequest>,
     ) -> Result<Response<spiffe::ValidateJwtsvidResponse>, Status> {
-        Err(no_tokens())
+        let (shared, _, _place) = self.admit(&request).await?;
+        let spiffe::ValidateJwtsvidRequest { audience, svid } = request.into_inner();
+        let spiffe_id = shared.validate_jwt(&svid, &audience).await?;
+        // Clients read the claims from the token.
+        Ok(Response::new(spiffe::ValidateJwtsvidResponse { spiffe_id, claims: None }))
     }
-}
-
-fn no_tokens() -> Status {
-    Status::unimplemented(
-        "Fairmesh issues X.509 identities and no JWT: fetch an X509-SVID, and use mutual TLS",
-    )
 }
 
 fn bundles(bundle: &TrustBundle) -> spiffe::X509BundlesResponse {

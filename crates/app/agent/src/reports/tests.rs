@@ -16,7 +16,7 @@ impl Sink for DiscardUpdates {
 }
 
 /// An unreachable upstream.
-pub(super) fn absent() -> FollowerHandle {
+pub(crate) fn absent() -> FollowerHandle {
     let config = FollowerConfig {
         transport: Default::default(),
         addresses: vec![Address::Unix("/nowhere/control.sock".into())],

@@ -12,7 +12,7 @@ use fairmesh_model::{Invalid, TrustBundle};
 use fairmesh_wire::v1::{DescribeAuthorityRequest, DescribeAuthorityResponse, RotateAuthorityRequest};
 use serde_json::{Value, json};
 
-use super::{ReadArgs, revoke::hexadecimal};
+use super::{ReadArgs, federation::jwt_keys, revoke::hexadecimal};
 use fairmesh_console::output::timestamp;
 
 /// Arguments of `fairmesh identity rotate`.
@@ -22,7 +22,8 @@ pub struct RotateArgs {
     /// sign with the new one.
     #[arg(long)]
     root: bool,
-    /// Sign with a new root even though programs that have not renewed their certificates since it began do not trust it.
+    /// Sign with a new root even though programs that have not renewed their certificates since it began do not trust it,
+    /// and withdraw the keys before for JWT-SVIDs.
     #[arg(long, conflicts_with = "root")]
     force: bool,
     #[command(flatten)]
@@ -76,9 +77,15 @@ pub(super) fn shown(described: DescribeAuthorityResponse) -> Result<(Value, Stri
         rows.push(vec!["intermediate".to_owned(), info.digest.clone(), timestamp(info.expires_at)]);
         issuer = json!({ "sha256": info.digest, "expires": timestamp(info.expires_at) });
     }
+    let jwt_keys = jwt_keys(&bundle);
+    rows.extend(jwt_keys.iter().map(|key| {
+        let text = |field: &str| key[field].as_str().unwrap_or_default().to_owned();
+        vec!["JWT key".to_owned(), text("kid"), text("expires")]
+    }));
     let value = json!({
         "domain": bundle.domain,
         "roots": roots,
+        "jwtKeys": jwt_keys,
         "retired": retired,
         "issuer": issuer,
         "rootKeyPresent": described.root_key_present,
@@ -89,7 +96,7 @@ pub(super) fn shown(described: DescribeAuthorityResponse) -> Result<(Value, Stri
         "trust domain {}\nroot key     {key}\nopen tokens  {}\n\n{}",
         bundle.domain,
         described.open_tokens,
-        output::table(&["CERTIFICATE", "SHA-256", "EXPIRES"], &rows)
+        output::table(&["KEY", "SHA-256 OR ID", "EXPIRES"], &rows)
     );
     Ok((value, text))
 }

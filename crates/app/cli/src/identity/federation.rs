@@ -16,7 +16,7 @@ use fairmesh_console::{
 use fairmesh_control::{WebUrl, fetch};
 use fairmesh_identity::{CertificateInfo, MAX_BUNDLE_DOCUMENT, read_bundle_document};
 use fairmesh_model::{
-    BundleEndpoint, FederatedDomains, Invalid, Prefix, Record, RecordKey, TrustBundle, TrustDomain,
+    BundleEndpoint, FederatedDomains, Invalid, JwtKey, Prefix, Record, RecordKey, TrustBundle, TrustDomain,
 };
 use fairmesh_wire::{
     handshake::Connection,
@@ -190,7 +190,16 @@ pub(crate) fn value(bundle: &TrustBundle) -> Result<Value, Failure> {
         Ok(json!({ "sha256": info.digest, "expires": timestamp(info.expires_at) }))
     };
     let roots: Vec<Value> = bundle.roots.iter().map(root).collect::<Result<_, Failure>>()?;
-    Ok(json!({ "domain": bundle.domain.to_string(), "roots": roots }))
+    Ok(json!({ "domain": bundle.domain.to_string(), "roots": roots, "jwtKeys": jwt_keys(bundle) }))
+}
+
+/// The keys that verify JWT-SVIDs of a domain, with their ends where they are known.
+pub(super) fn jwt_keys(bundle: &TrustBundle) -> Vec<Value> {
+    let key = |key: &JwtKey| {
+        let jwk: Value = serde_json::from_slice(&key.jwk).unwrap_or_default();
+        json!({ "kid": jwk["kid"], "expires": key.expires_at.map(timestamp) })
+    };
+    bundle.jwt_keys.iter().map(key).collect()
 }
 
 /// Reads the record, and the condition that it is unchanged when written.

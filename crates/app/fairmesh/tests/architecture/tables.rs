@@ -63,6 +63,7 @@ pub(super) const MAY_USE: &[(&str, &[&str])] = &[
             "pages",
             "wire",
             "identity",
+            "tokens",
             "rib",
             "router",
             "shared-memory",

@@ -248,7 +248,7 @@ fn federated_roots_follow_bundle_endpoint_of_partner() {
     wait_until("the new roots are recorded", || listed()[0]["roots"] != roots);
     wait_until("the caller is refused", || refused(&call()));
     let logged = prod.mesh.run(&["audit", "--key", "/g/identity/federation", "--json"]).out;
-    assert!(logged.contains("its bundle endpoint serves other roots"), "{logged}");
+    assert!(logged.contains("its bundle endpoint serves other keys"), "{logged}");
     // Roots from a file end the polling of the endpoint.
     prod.federate("partner", &partner.bundle()).ok();
     assert!(listed()[0].get("url").is_none());

@@ -97,7 +97,7 @@ fn writes_are_audited_and_log_tampering_is_detected() {
         "{shown:?}"
     );
     assert!(
-        shown.out.contains("the authority of this control plane has other roots"),
+        shown.out.contains("the authority of this control plane has other keys"),
         "whole lines: {}",
         shown.out
     );

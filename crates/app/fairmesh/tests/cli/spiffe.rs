@@ -26,22 +26,22 @@ use super::{
 };
 
 /// A user id that no machine has.
-const USER: u32 = 54_002;
+pub(super) const USER: u32 = 54_002;
 /// Longest time until a changed record reaches an open stream.
 const LIMIT: Duration = Duration::from_secs(25);
 
 /// A mesh with an agent, and a program that uses go-spiffe.
-struct Rig {
-    mesh: Mesh,
+pub(super) struct Rig {
+    pub(super) mesh: Mesh,
     /// Address of the agent.
-    agent: String,
+    pub(super) agent: String,
     program: PathBuf,
     _agent: Killed,
 }
 
 impl Rig {
     /// `None` if go-spiffe is not installed.
-    fn start() -> Option<Self> {
+    pub(super) fn start() -> Option<Self> {
         let Some(built) = tool("go-spiffe") else {
             skipped(
                 "identities cannot be fetched by go-spiffe",
@@ -61,25 +61,25 @@ impl Rig {
         Some(Self { mesh, agent, program, _agent: running })
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub(super) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(args).env_clear().env("SPIFFE_ENDPOINT_SOCKET", &self.agent);
         command
     }
 
-    fn go(&self, args: &[&str]) -> Run {
+    pub(super) fn go(&self, args: &[&str]) -> Run {
         run(self.command(args))
     }
 
     /// Starts a go-spiffe program that keeps running; returns it with its output.
-    fn running(&self, args: &[&str]) -> (Killed, Printed) {
+    pub(super) fn running(&self, args: &[&str]) -> (Killed, Printed) {
         let mut child: Child = self.command(args).stdout(Stdio::piped()).spawn().unwrap();
         let printed = Printed::of(child.stdout.take().unwrap());
         (Killed(child), printed)
     }
 
     /// Makes a service's record select the program.
-    fn select(&self, service: &str) {
+    pub(super) fn select(&self, service: &str) {
         let uid = rustix::process::geteuid().as_raw();
         let program = self.program.display();
         let selector = format!("programs: [{{uid: {uid}, executable: {program}}}]");
@@ -87,14 +87,14 @@ impl Rig {
     }
 }
 
-fn run(mut command: Command) -> Run {
+pub(super) fn run(mut command: Command) -> Run {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// Lines that a program prints.
-struct Printed(Receiver<String>);
+pub(super) struct Printed(Receiver<String>);
 
 impl Printed {
     fn of(output: ChildStdout) -> Self {
@@ -108,7 +108,7 @@ impl Printed {
     }
 
     /// The next line for which `wanted` is true.
-    fn line(&self, wanted: impl Fn(&str) -> bool) -> String {
+    pub(super) fn line(&self, wanted: impl Fn(&str) -> bool) -> String {
         let mut seen = Vec::new();
         while let Ok(line) = self.0.recv_timeout(LIMIT) {
             if wanted(&line) {
@@ -130,8 +130,6 @@ fn go_spiffe_gets_identities_assigned_to_program_by_workload_records() {
     rig.select("bank/cart");
     assert_eq!(rig.go(&["fetch"]).ok(), "spiffe://prod/bank/cart 1\nspiffe://prod/shop/web 1\n");
     assert_eq!(rig.go(&["bundles"]).ok(), "prod 1\n");
-    let refused = rig.go(&["jwt"]).ok();
-    assert!(refused.contains("Unimplemented") && refused.contains("no JWT"), "{refused}");
 
     // Changes of identities, roots and certificates are streamed, without waiting for the comparison every 30 s.
     let (_watch, printed) = rig.running(&["watch"]);
@@ -199,7 +197,7 @@ fn go_spiffe_calls_and_is_called_over_mutual_tls() {
 }
 
 #[test]
-fn workload_api_requires_security_header_and_issues_no_jwt() {
+fn workload_api_requires_security_header_and_audience_of_tokens() {
     let (mesh, _) = domain();
     let (_agent, address) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -210,7 +208,12 @@ fn workload_api_requires_security_header_and_issues_no_jwt() {
         assert_eq!(refused.code(), Code::InvalidArgument);
         assert!(refused.message().contains("workload.spiffe.io: true"), "{refused}");
         let refused = client.fetch_jwtsvid(JwtsvidRequest::default()).await.unwrap_err();
-        assert_eq!(refused.code(), Code::Unimplemented);
+        assert!(refused.message().contains("workload.spiffe.io: true"), "{refused}");
+        let mut request = Request::new(JwtsvidRequest::default());
+        request.metadata_mut().insert("workload.spiffe.io", "true".parse().unwrap());
+        let refused = client.fetch_jwtsvid(request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains("audiences"), "{refused}");
         let mut request = Request::new(X509svidRequest {});
         request.metadata_mut().insert("workload.spiffe.io", "true".parse().unwrap());
         let mut responses = client.fetch_x509svid(request).await.unwrap().into_inner();

@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::{
-    PinArgs, failure,
-    follow::{Follower, Following},
+    PinArgs,
+    container_watch::{Follower, Following},
+    failure,
     status::{attachment_state, options},
 };
 use crate::proxy::uids;

@@ -45,6 +45,7 @@ pub(crate) static ROUTES: &[(&str, &str, PageAccess)] = &[
     ("GET", "/v1/shards/{tenant}/{service}/plan", PageAccess::ViewHistory),
     ("POST", "/v1/shards/{tenant}/{service}/ready", PageAccess::ServeShards),
     ("GET", "/v1/imbalance", PageAccess::ViewHistoryQueried),
+    ("GET", "/v1/trust-bundle", PageAccess::Everyone),
     ("GET", "/ui", PageAccess::Everyone),
     ("GET", "/ui/", PageAccess::Everyone),
     ("GET", "/ui/{file}", PageAccess::Everyone),
@@ -76,7 +77,9 @@ mod tests {
         let pages = sources.join("../../../observe/pages/src/page_router.rs");
         let web = sources.join("../../../observe/web/src");
         let web = ["api.rs", "page_files.rs"].map(|file| web.join(file));
-        let files = [pages, sources.join("imbalance/http.rs"), registry].into_iter().chain(web);
+        let files =
+            [pages, sources.join("imbalance/http.rs"), sources.join("identity/bundle_page.rs"), registry];
+        let files = files.into_iter().chain(web);
         let mut routed = BTreeSet::new();
         for text in files.map(|file| fs::read_to_string(file).unwrap()) {
             for route in text.split(".route(").skip(1) {

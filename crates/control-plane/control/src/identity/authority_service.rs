@@ -86,7 +86,8 @@ impl authority_server::Authority for IdentityService {
             if !force {
                 rotating.authority.check_next_root(now)?;
             }
-            rotating.authority.rotate_issuer(now)
+            rotating.authority.rotate_issuer(now)?;
+            rotating.authority.rotate_jwt_key(now, force)
         })
         .await?;
         self.publish(&issuer).await?;

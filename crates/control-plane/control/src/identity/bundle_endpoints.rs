@@ -8,7 +8,7 @@ use std::{
 };
 
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
-use fairmesh_identity::{BundleHints, MAX_BUNDLE_DOCUMENT, read_bundle_document};
+use fairmesh_identity::{BundleHints, MAX_BUNDLE_DOCUMENT, NewestDocument, read_bundle_document};
 use fairmesh_model::{BundleEndpoint, FederatedDomains, Prefix, Record, RecordKey, TrustBundle};
 use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_wire::record_encoding;
@@ -24,9 +24,6 @@ const REFRESH: Duration = Duration::from_secs(300);
 const REFRESH_BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3600));
 /// Pause after a failed fetch.
 const RETRY: Duration = Duration::from_secs(60);
-/// Time for which an older document is refused after a newer one. Servers of one endpoint may differ for some time. A
-/// server restored from a backup starts with older numbers, and must be accepted eventually.
-const SUPERSEDED: Duration = Duration::from_secs(3600);
 
 /// A bundle endpoint whose documents are fetched.
 #[derive(Clone, Debug)]
@@ -38,26 +35,6 @@ struct FollowedEndpoint {
     unrecorded: Option<TrustBundle>,
     /// Reason why the last document was not used.
     problem: Option<String>,
-}
-
-/// The sequence number of the newest document of an endpoint, and when it was last served.
-#[derive(Clone, Copy, Debug, Default)]
-struct NewestDocument(Option<(u64, Instant)>);
-
-impl NewestDocument {
-    /// Accepts a document, unless it is older than the newest one (SPIFFE Trust Domain and Bundle, 4.1.1).
-    fn accept(&mut self, sequence: Option<u64>, now: Instant) -> Result<(), String> {
-        let Some(sequence) = sequence else { return Ok(()) };
-        match self.0 {
-            Some((newest, served)) if sequence < newest && now < served + SUPERSEDED => {
-                Err(format!("the endpoint serves the document {sequence}, and served {newest} before"))
-            }
-            _ => {
-                self.0 = Some((sequence, now));
-                Ok(())
-            }
-        }
-    }
 }
 
 /// Records the roots of federated trust domains, as served by their bundle endpoints.
@@ -126,7 +103,7 @@ impl Controller for FederationController {
 
     fn written(&mut self, domains: &str) {
         self.followed.values_mut().for_each(|followed| followed.unrecorded = None);
-        tracing::info!(domains, "federated trust domains have other roots");
+        tracing::info!(domains, "federated trust domains have other keys");
     }
 }
 
@@ -160,7 +137,9 @@ impl FederationController {
             let (Some(known), Some(fetched)) = (known, &followed.unrecorded) else { continue };
             // The order is ignored: a server may change it each time, and each change would make all
             // processes begin new TLS sessions.
-            if known.roots.iter().collect::<BTreeSet<_>>() == fetched.roots.iter().collect() {
+            let has_same_roots =
+                known.roots.iter().collect::<BTreeSet<_>>() == fetched.roots.iter().collect();
+            if has_same_roots && known.jwt_keys == fetched.jwt_keys {
                 followed.unrecorded = None;
                 continue;
             }
@@ -173,7 +152,7 @@ impl FederationController {
         let value = record_encoding::encode(&Record::FederatedDomains(domains));
         let op =
             Op::put(RecordKey::FederatedDomains.to_string(), value).expecting(Expect::Revision(revision));
-        let (subject, reason) = (changed.join(", "), "its bundle endpoint serves other roots");
+        let (subject, reason) = (changed.join(", "), "its bundle endpoint serves other keys");
         vec![Write { subject, reason, ops: vec![op] }]
     }
 }
@@ -200,21 +179,6 @@ mod tests {
     use fairmesh_model::TrustDomain;
 
     use super::*;
-
-    #[test]
-    fn older_trust_bundle_is_refused_until_superseded_period_ends() {
-        let (mut newest, begin) = (NewestDocument::default(), Instant::now());
-        newest.accept(None, begin).unwrap();
-        newest.accept(Some(4), begin).unwrap();
-        newest.accept(Some(5), begin).unwrap();
-        let error = newest.accept(Some(4), begin + SUPERSEDED / 2).unwrap_err();
-        assert!(error.contains("document 4") && error.contains("served 5"), "{error}");
-        newest.accept(Some(5), begin + SUPERSEDED / 2).unwrap();
-        newest.accept(Some(4), begin + SUPERSEDED).unwrap_err();
-        // The endpoint now serves only number 4.
-        newest.accept(Some(4), begin + 2 * SUPERSEDED).unwrap();
-        newest.accept(None, begin + 2 * SUPERSEDED).unwrap();
-    }
 
     fn bundle(root: u8) -> TrustBundle {
         TrustBundle::new(TrustDomain::new("other.example").unwrap(), vec![vec![root]])

@@ -26,7 +26,7 @@ impl IdentityService {
         let message =
             read_message(message).map_err(|problem| Status::invalid_argument(problem.to_string()))?;
         let recorded = RecordedBundle::read(&self.node)?;
-        let mut bundle = issuer.authority.complete(recorded.bundle.clone());
+        let mut bundle = issuer.authority.complete(recorded.bundle.clone(), issuer.clock.now());
         let root = bundle.roots.iter().find(|root| sha256(root).as_slice() == wanted).cloned();
         let root = root.ok_or_else(|| Status::not_found("the trust domain has no such root"))?;
         let unused = issuer.authority.check_unused(&bundle, &root, issuer.clock.now());

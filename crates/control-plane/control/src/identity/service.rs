@@ -85,7 +85,7 @@ impl identity_server::Identity for IdentityService {
         let now = issuer.clock.now();
         let signer = signed_message::verify(&trust, Purpose::IssueRequest, b"", &message, now)
             .map_err(|refused| Status::unauthenticated(refused.to_string()))?;
-        let v1::IssueRequest { path, csr, signed_at, describe_workload, select_for } =
+        let v1::IssueRequest { path, csr, signed_at, describe_workload, select_for, jwt_audience } =
             v1::IssueRequest::decode(message.payload)
                 .map_err(|error| Status::invalid_argument(error.to_string()))?;
         if now.abs_diff(Duration::from_secs(signed_at)) > CLOCK_SKEW + MAX_AGE {
@@ -106,7 +106,10 @@ impl identity_server::Identity for IdentityService {
         if describe_workload {
             return self.describe_workload(&csr, &path).map(Response::new);
         }
-        tracing::debug!(%signer, %path, "issuing a certificate");
+        tracing::debug!(%signer, %path, "issuing a certificate or a JWT-SVID");
+        if !jwt_audience.is_empty() {
+            return self.issue_jwt(&csr, &path, &jwt_audience).map(Response::new);
+        }
         self.certify(&csr, path, joined).map(Response::new)
     }
 }
@@ -232,6 +235,16 @@ impl IdentityService {
         self.audit.note_certificate(id.to_string());
         let chain = issued.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
         self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), ..Default::default() })
+    }
+
+    /// Returns a signed response with a JWT-SVID, for an identity for which a certificate would be issued.
+    fn issue_jwt(&self, csr: &[u8], path: &SpiffePath, to: &[String]) -> Result<v1::SignedMessage, Status> {
+        let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
+        self.refuse_revoked(issuer, path)?;
+        let id = path.clone().within(&issuer.bundle(&self.node).domain);
+        let issued = issuer.authority.issue_jwt(&id, to, issuer.clock.now());
+        let (jwt, jwt_expires_at) = issued.map_err(|error| failed(&error))?;
+        self.sign(csr, v1::IssueResponse { jwt, jwt_expires_at, ..Default::default() })
     }
 
     /// Refuses certificates for an identity that is revoked entirely.

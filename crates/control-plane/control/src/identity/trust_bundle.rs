@@ -60,7 +60,7 @@ impl CertificateIssuer {
     /// Records the given roots that are not yet recorded.
     pub(crate) async fn publish(&self, node: &Node, store: &dyn Store) -> Result<(), Status> {
         let recorded = RecordedBundle::read(node)?;
-        let bundle = self.authority.complete(recorded.bundle.clone());
+        let bundle = self.authority.complete(recorded.bundle.clone(), self.clock.now());
         if recorded.bundle.as_ref() == Some(&bundle) {
             return Ok(());
         }
@@ -124,7 +124,7 @@ impl Controller for TrustBundleController {
 
     async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {
         Ok(RecordedBundle::read(node).map(|recorded| {
-            let complete = self.issuer.authority.complete(recorded.bundle.clone());
+            let complete = self.issuer.authority.complete(recorded.bundle.clone(), self.issuer.clock.now());
             (recorded, complete)
         }))
     }
@@ -140,7 +140,7 @@ impl Controller for TrustBundleController {
         let subject = RecordKey::TrustBundle.to_string();
         match facts {
             Ok((recorded, complete)) if recorded.bundle.as_ref() != Some(&complete) => {
-                let reason = "the authority of this control plane has other roots";
+                let reason = "the authority of this control plane has other keys";
                 decision.writes.push(Write { subject, reason, ops: vec![recorded.op(complete)] });
             }
             Ok(_) => {}

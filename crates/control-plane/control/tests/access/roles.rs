@@ -102,7 +102,7 @@ async fn control_plane_pages_require_role_for_anonymous_callers() {
         assert!(status.contains("403") || status.contains("404"), "{method} {path}: {status} {answer}");
         assert!(answer.contains("anonymous"), "{method} {path}: {answer}");
     }
-    for page in ["/healthz", "/metrics"] {
+    for page in ["/healthz", "/metrics", "/v1/trust-bundle"] {
         assert!(control.http("GET", page, "").await.0.contains("200"), "{page}");
     }
     let registrar = binding(AccessRole::Registrar, &[], &["shop/cart"], "anonymous");

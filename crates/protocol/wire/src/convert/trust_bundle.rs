@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use fairmesh_model::{
-    BundleEndpoint, FederatedDomains, Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_RETIRED_ROOTS, MAX_ROOTS,
-    MAX_TENANTS, Region, Revocation, Revocations, RevokedCertificates, Tenant, TokenIssuer, TokenIssuers,
-    TrustBundle, TrustDomain,
+    BundleEndpoint, FederatedDomains, Invalid, JoinedAgent, JwtKey, MAX_CERTIFICATE, MAX_JWT_KEY,
+    MAX_JWT_KEYS, MAX_RETIRED_ROOTS, MAX_ROOTS, MAX_TENANTS, Region, Revocation, Revocations,
+    RevokedCertificates, Tenant, TokenIssuer, TokenIssuers, TrustBundle, TrustDomain,
 };
 
 use crate::v1;
@@ -15,6 +15,7 @@ impl From<TrustBundle> for v1::TrustBundle {
             domain: bundle.domain.into(),
             roots: bundle.roots.into_iter().map(Bytes::from).collect(),
             retired: bundle.retired.into_iter().map(|digest| Bytes::copy_from_slice(&digest)).collect(),
+            jwt_keys: bundle.jwt_keys.into_iter().map(v1::JwtKey::from).collect(),
         }
     }
 }
@@ -43,7 +44,31 @@ impl TryFrom<v1::TrustBundle> for TrustBundle {
             <[u8; 32]>::try_from(&digest[..]).map_err(wrong)
         };
         let retired = message.retired.into_iter().enumerate().map(digest).collect::<Result<_, _>>()?;
-        Ok(Self { domain, roots: message.roots.into_iter().map(Vec::from).collect(), retired })
+        if message.jwt_keys.len() > MAX_JWT_KEYS {
+            let problem = format!("has {} keys", message.jwt_keys.len());
+            return Err(Invalid::new("jwtKeys", problem, format!("give at most {MAX_JWT_KEYS}")));
+        }
+        let jwt_keys = message.jwt_keys.into_iter().map(JwtKey::try_from).collect::<Result<_, _>>()?;
+        let roots = message.roots.into_iter().map(Vec::from).collect();
+        Ok(Self { domain, roots, retired, jwt_keys })
+    }
+}
+
+impl From<JwtKey> for v1::JwtKey {
+    fn from(key: JwtKey) -> Self {
+        Self { jwk: key.jwk.into(), expires_at: key.expires_at.unwrap_or_default() }
+    }
+}
+
+impl TryFrom<v1::JwtKey> for JwtKey {
+    type Error = Invalid;
+
+    fn try_from(key: v1::JwtKey) -> Result<Self, Invalid> {
+        if !(1..=MAX_JWT_KEY).contains(&key.jwk.len()) {
+            let problem = format!("a key has {} bytes", key.jwk.len());
+            return Err(Invalid::new("jwtKeys", problem, format!("a key has 1 to {MAX_JWT_KEY}")));
+        }
+        Ok(Self { jwk: key.jwk.into(), expires_at: Some(key.expires_at).filter(|time| *time > 0) })
     }
 }
 

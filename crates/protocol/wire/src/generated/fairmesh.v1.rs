@@ -2134,7 +2134,7 @@ pub struct HostPrefix {
     pub host_type: ::prost::alloc::string::String,
 }
 /// The root certificates of a trust domain.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TrustBundle {
     #[prost(string, tag = "1")]
     pub domain: ::prost::alloc::string::String,
@@ -2144,6 +2144,19 @@ pub struct TrustBundle {
     /// SHA-256 of the roots that an operator retired, oldest first; at most 32.
     #[prost(bytes = "bytes", repeated, tag = "3")]
     pub retired: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// Keys that verify JWT-SVIDs, at most 16.
+    #[prost(message, repeated, tag = "4")]
+    pub jwt_keys: ::prost::alloc::vec::Vec<JwtKey>,
+}
+/// A public key that verifies JWT-SVIDs of a trust domain.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JwtKey {
+    /// A JSON Web Key with an id and with only the members that verification needs; at most 2048 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub jwk: ::prost::bytes::Bytes,
+    /// Time from which the key verifies nothing, in seconds since 1970; 0 in bundles of other domains.
+    #[prost(uint64, tag = "2")]
+    pub expires_at: u64,
 }
 /// Certificates that are not accepted although they have not expired.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -5256,6 +5269,13 @@ pub struct ReportSignalsRequest {
     /// and without a sender.
     #[prost(message, optional, tag = "8")]
     pub counts: ::core::option::Option<CountReport>,
+    /// Tenants with incomplete services that are too many to be named: any service of the tenant may be incomplete. At
+    /// most 1024.
+    #[prost(string, repeated, tag = "9")]
+    pub incomplete_tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether any service may be incomplete.
+    #[prost(bool, tag = "10")]
+    pub all_incomplete: bool,
 }
 /// A process that reports rates.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5375,6 +5395,10 @@ pub struct CallRates {
     /// Bytes of request bodies, per second.
     #[prost(uint64, tag = "17")]
     pub request_bytes: u64,
+    /// If `caller` is empty: the processes that make such calls to the service from the region, as they name themselves. At
+    /// most 4: if there are 4, there may be more.
+    #[prost(string, repeated, tag = "18")]
+    pub processes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Calls that the servers of one service in one region processed at about the same utilisation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -8873,6 +8897,9 @@ pub struct IssueRequest {
     /// empty.
     #[prost(message, optional, tag = "5")]
     pub select_for: ::core::option::Option<ProgramFacts>,
+    /// Issue a JWT-SVID for these audiences, at most 16 of 256 bytes, and no certificate.
+    #[prost(string, repeated, tag = "6")]
+    pub jwt_audience: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Facts about a program that the kernel reports. An absent fact cannot be read, and no selector with this fact
 /// matches.
@@ -8902,6 +8929,11 @@ pub struct IssueResponse {
     /// The services whose identities the program may have, at most 64, if requested.
     #[prost(string, repeated, tag = "4")]
     pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The JWT-SVID, if requested, and the time at which it expires, in seconds since 1970.
+    #[prost(string, tag = "5")]
+    pub jwt: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "6")]
+    pub jwt_expires_at: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct IssueWorkloadRequest {
@@ -8911,7 +8943,7 @@ pub struct IssueWorkloadRequest {
     #[prost(bytes = "bytes", tag = "2")]
     pub csr: ::prost::bytes::Bytes,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct IssueWorkloadResponse {
     /// Empty if the mesh has no trust domain.
     #[prost(bytes = "bytes", repeated, tag = "1")]
@@ -8925,7 +8957,7 @@ pub struct IssueWorkloadResponse {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeAuthorityRequest {}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DescribeAuthorityResponse {
     /// Absent if the mesh has no trust domain.
     #[prost(message, optional, tag = "1")]

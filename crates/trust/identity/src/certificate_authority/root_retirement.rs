@@ -36,11 +36,13 @@ impl Authority {
     }
 
     /// Returns the recorded bundle plus those roots of this control plane that are neither recorded nor retired,
-    /// oldest first. If there are too many roots, the newest roots and the signing root are kept.
+    /// oldest first. If there are too many roots, the newest roots and the signing root are kept. The keys for JWT-SVIDs
+    /// are those recorded and those of this control plane, without expired ones.
     #[must_use]
-    pub fn complete(&self, recorded: Option<TrustBundle>) -> TrustBundle {
+    pub fn complete(&self, recorded: Option<TrustBundle>, now: Duration) -> TrustBundle {
         let mut bundle = recorded.unwrap_or_else(|| TrustBundle::new(self.domain.clone(), Vec::new()));
         let state = self.state();
+        state.jwt.complete(&mut bundle.jwt_keys, now);
         for root in &state.roots {
             let is_retired = bundle.retired.contains(&join_token::digest(root));
             if !is_retired && !bundle.roots.iter().any(|one| **one == **root) {

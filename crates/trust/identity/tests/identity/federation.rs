@@ -224,7 +224,7 @@ fn trusted_roots_are_read_from_pem_and_spiffe_bundles_within_limits() {
     for (document, problem) in [
         (String::new(), "0 roots"),
         (text.repeat(9), "9 roots"),
-        ("x".repeat(100_000), "bytes, not at most"),
+        ("x".repeat(200_000), "bytes, not at most"),
         (key(&twice), "2 certificates in x5c"),
         (key("\"?\""), "no base64"),
         (key("\"AAAA\""), "not well-formed"),

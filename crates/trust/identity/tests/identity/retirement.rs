@@ -79,10 +79,10 @@ fn recorded_trust_bundle_is_completed_with_unretired_roots() {
     let completed = |roots: &[&Vec<u8>], retired: &[&Vec<u8>]| {
         let retired = retired.iter().map(|root| sha256(root)).collect();
         let roots = roots.iter().map(|root| root.to_vec()).collect();
-        ca.authority.complete(Some(TrustBundle { domain: domain(), roots, retired })).roots
+        ca.authority.complete(Some(TrustBundle { retired, ..TrustBundle::new(domain(), roots) }), now()).roots
     };
     let both = vec![old.clone(), new.clone()];
-    assert_eq!(ca.authority.complete(None).roots, both);
+    assert_eq!(ca.authority.complete(None, now()).roots, both);
     // The newest root comes last, whatever the order in which roots were recorded.
     for recorded in [&[&old][..], &[&new], &[&new, &old]] {
         assert_eq!(completed(recorded, &[]), both);
@@ -103,9 +103,8 @@ fn new_active_control_plane_adopts_recorded_roots() {
     ca.authority.begin_root(now() + HOUR).unwrap();
     let [old, new] = <[Vec<u8>; 2]>::try_from(ca.authority.bundle().roots).unwrap();
     let bundle = |roots: &[&Vec<u8>], retired: &[&Vec<u8>]| TrustBundle {
-        domain: domain(),
-        roots: roots.iter().map(|root| root.to_vec()).collect(),
         retired: retired.iter().map(|root| sha256(root)).collect(),
+        ..TrustBundle::new(domain(), roots.iter().map(|root| root.to_vec()).collect())
     };
     let reopen = || Authority::open(&second, &domain(), now() + 2 * HOUR);
     let put = |file: &str| fs::copy(ca.folder.path().join("ca").join(file), second.join(file)).unwrap();

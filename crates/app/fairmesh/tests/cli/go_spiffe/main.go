@@ -12,6 +12,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/spiffe/go-spiffe/v2/bundle/jwtbundle"
+	"github.com/spiffe/go-spiffe/v2/bundle/spiffebundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
@@ -46,8 +48,43 @@ func main() {
 			fmt.Println(bundle.TrustDomain(), len(bundle.X509Authorities()))
 		}
 	case "jwt":
-		_, err := workloadapi.FetchJWTSVID(ctx, jwtsvid.Params{Audience: "test"})
-		fmt.Println(err)
+		// jwt AUDIENCE [ID]: prints the token of the first identity, or of this one.
+		params := jwtsvid.Params{Audience: os.Args[2]}
+		if len(os.Args) > 3 {
+			params.Subject = spiffeid.RequireFromString(os.Args[3])
+		}
+		svid, err := workloadapi.FetchJWTSVID(ctx, params)
+		check(err)
+		fmt.Println(svid.Marshal())
+	case "jwts":
+		// jwts AUDIENCE: prints the identities that have a token.
+		svids, err := workloadapi.FetchJWTSVIDs(ctx, jwtsvid.Params{Audience: os.Args[2]})
+		check(err)
+		for _, svid := range svids {
+			fmt.Println(svid.ID)
+		}
+	case "verify":
+		// verify TOKEN AUDIENCE: prints the identity, as the bundles of the Workload API prove it.
+		bundles, err := workloadapi.FetchJWTBundles(ctx)
+		check(err)
+		svid, err := jwtsvid.ParseAndValidate(os.Args[2], bundles, []string{os.Args[3]})
+		check(err)
+		fmt.Println(svid.ID)
+	case "validate":
+		// validate TOKEN AUDIENCE: prints the identity, as the Workload API proves it.
+		svid, err := workloadapi.ValidateJWTSVID(ctx, os.Args[2], os.Args[3])
+		check(err)
+		fmt.Println(svid.ID)
+	case "watch-jwt":
+		// watch-jwt: prints the number of keys of each domain for each response, until it is killed.
+		check(workloadapi.WatchJWTBundles(ctx, jwtWatcher{}))
+	case "document":
+		// document URL DOMAIN: prints the numbers of roots and keys of the domain's bundle endpoint.
+		response, err := http.Get(os.Args[2])
+		check(err)
+		bundle, err := spiffebundle.Read(spiffeid.RequireTrustDomainFromString(os.Args[3]), response.Body)
+		check(err)
+		fmt.Println(len(bundle.X509Authorities()), len(bundle.JWTAuthorities()))
 	case "watch":
 		// watch: prints a line for each response, until it is killed.
 		check(workloadapi.WatchX509Context(ctx, watcher{}))
@@ -99,6 +136,19 @@ func (watcher) OnX509ContextUpdate(found *workloadapi.X509Context) {
 		fmt.Printf("roots %d", len(bundle.X509Authorities()))
 	}
 	fmt.Println()
+}
+
+type jwtWatcher struct{}
+
+func (jwtWatcher) OnJWTBundlesUpdate(found *jwtbundle.Set) {
+	for _, bundle := range found.Bundles() {
+		fmt.Print(bundle.TrustDomain(), " ", len(bundle.JWTAuthorities()), " ")
+	}
+	fmt.Println()
+}
+
+func (jwtWatcher) OnJWTBundlesWatchError(err error) {
+	fmt.Println("error:", err)
 }
 
 func (watcher) OnX509ContextWatchError(err error) {

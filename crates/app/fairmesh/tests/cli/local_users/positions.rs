@@ -189,7 +189,10 @@ async fn try_row(connection: &Connection, row: &str, vault: &str) -> bool {
         }
         "SpiffeWorkloadAPI/FetchX509SVID" => does(c, method, spiffe::X509svidRequest {}).await,
         "SpiffeWorkloadAPI/FetchX509Bundles" => does(c, method, spiffe::X509BundlesRequest {}).await,
-        "SpiffeWorkloadAPI/FetchJWTSVID" => does(c, method, spiffe::JwtsvidRequest::default()).await,
+        "SpiffeWorkloadAPI/FetchJWTSVID" => {
+            let audience = vec!["vault".to_owned()];
+            does(c, method, spiffe::JwtsvidRequest { audience, ..Default::default() }).await
+        }
         "SpiffeWorkloadAPI/FetchJWTBundles" => does(c, method, spiffe::JwtBundlesRequest {}).await,
         "SpiffeWorkloadAPI/ValidateJWTSVID" => {
             does(c, method, spiffe::ValidateJwtsvidRequest::default()).await

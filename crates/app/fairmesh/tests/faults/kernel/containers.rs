@@ -119,22 +119,34 @@ print("called", flush=True)
 sys.stdin.readline()
 "#;
 
-/// A call on each of many connections, until it gets another line.
+/// A call on each of many connections, several at a time, until it gets another line. Some connections are always about to be
+/// accepted or have just been.
 const FRESH: &str = r#"
-threading.Thread(target=lambda: (sys.stdin.readline(), stopped.append(1))).start()
-stopped, good = [], 0
-while not stopped:
-    try:
-        with connect() as connection:
-            is_right, said = call(connection, connection.makefile("rb"), good)
-            good += is_right
-            if not is_right:
-                print("wrong:", said, flush=True)
-    except OSError as error:
-        print("failed:", error, flush=True)
-    if good == 50:
-        print("called", flush=True)
-print("good:", good, flush=True)
+stopped, good, lock = [], [0], threading.Lock()
+
+def calls():
+    while not stopped:
+        try:
+            with connect() as connection:
+                is_right, said = call(connection, connection.makefile("rb"), good[0])
+        except OSError as error:
+            print("failed:", error, flush=True)
+            continue
+        if not is_right:
+            print("wrong:", said, flush=True)
+        with lock:
+            good[0] += is_right
+            if good[0] == 50:
+                print("called", flush=True)
+
+threads = [threading.Thread(target=calls) for _ in range(8)]
+for thread in threads:
+    thread.start()
+sys.stdin.readline()
+stopped.append(1)
+for thread in threads:
+    thread.join()
+print("good:", good[0], flush=True)
 "#;
 
 /// A program in a cgroup, a network namespace and a mount namespace of its own.

@@ -151,7 +151,12 @@ impl Secure {
     }
 
     /// With a proxy of this identity.
-    pub(super) async fn start_as(name: &str, identity: &str, (front, place): (Front, Place)) -> Option<Self> {
+    pub(super) async fn start_as(name: &str, identity: &str, placed: (Front, Place)) -> Option<Self> {
+        Self::start_with(name, &format!("{WITHOUT_LOG} --service {identity}"), placed).await
+    }
+
+    /// With a proxy with these options.
+    pub(super) async fn start_with(name: &str, proxy: &str, (front, place): (Front, Place)) -> Option<Self> {
         if tool("python3").is_none() {
             skipped("caller and server are Python programs", "python3 is missing");
             return None;
@@ -168,7 +173,7 @@ impl Secure {
         let of_front = if place == Place::Apart { &fronts } else { &cgroup };
         let (front, front_admin) = front.start(&world, of_front, "shop/raw", port);
         world.serves("shop/raw", "shop-raw").await;
-        let proxy = attached.proxy_with(&world, &format!("{WITHOUT_LOG} --service {identity}")).await;
+        let proxy = attached.proxy_with(&world, proxy).await;
         let options: &[&str] = match place {
             Place::Together | Place::OtherUser => &["--servers", &cgroup],
             Place::Apart => &["--servers", &cgroup, "--servers", &fronts],

@@ -1,8 +1,9 @@
 //! Generators for records of the trust domain.
 
 use fairmesh_model::{
-    BundleEndpoint, FederatedDomains, JoinedAgent, MAX_CERTIFICATE, MAX_RETIRED_ROOTS, MAX_ROOTS, MAX_SERIAL,
-    Revocation, Revocations, RevokedCertificates, SpiffePath, TokenIssuer, TokenIssuers, TrustBundle,
+    BundleEndpoint, FederatedDomains, JoinedAgent, JwtKey, MAX_CERTIFICATE, MAX_JWT_KEY, MAX_JWT_KEYS,
+    MAX_RETIRED_ROOTS, MAX_ROOTS, MAX_SERIAL, Revocation, Revocations, RevokedCertificates, SpiffePath,
+    TokenIssuer, TokenIssuers, TrustBundle,
 };
 use proptest::{collection, option, prelude::*};
 
@@ -11,11 +12,11 @@ use super::{name, service_name};
 pub(super) fn trust_bundle() -> impl Strategy<Value = TrustBundle> {
     let root = collection::vec(any::<u8>(), 1..MAX_CERTIFICATE);
     let retired = collection::vec(any::<[u8; 32]>(), 0..=MAX_RETIRED_ROOTS);
-    (name(), collection::vec(root, 1..=MAX_ROOTS), retired).prop_map(|(domain, roots, retired)| TrustBundle {
-        domain,
-        roots,
-        retired,
-    })
+    let jwk = collection::vec(any::<u8>(), 1..=MAX_JWT_KEY);
+    let key = (jwk, option::of(1..u64::MAX)).prop_map(|(jwk, expires_at)| JwtKey { jwk, expires_at });
+    let keys = collection::vec(key, 0..=MAX_JWT_KEYS);
+    (name(), collection::vec(root, 1..=MAX_ROOTS), retired, keys)
+        .prop_map(|(domain, roots, retired, jwt_keys)| TrustBundle { domain, roots, retired, jwt_keys })
 }
 
 pub(super) fn federated_domains() -> impl Strategy<Value = FederatedDomains> {

@@ -1,3 +1,6 @@
+//! Permissions of local programs: the agent asks control planes what the programs of other users may do in its name, and
+//! caches the answers.
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -42,7 +45,7 @@ pub(super) type RefusedCalls = BTreeMap<ServiceName, Status>;
 
 /// Asks control planes what the programs of other users may do, and caches the answers for a short time.
 #[derive(Debug)]
-pub(super) struct Attestor {
+pub(super) struct ProgramPermissions {
     upstream: FollowerHandle,
     users: Mutex<HashMap<u32, User>>,
 }
@@ -52,8 +55,6 @@ pub(super) struct Attestor {
 struct User {
     asking: Arc<Semaphore>,
     answers: HashMap<(ProgramFacts, Question), Answer>,
-    /// Tenants of the identities that each program had when it was last asked for them.
-    tenants: HashMap<ProgramFacts, Reach>,
 }
 
 /// A permission that a program may need.
@@ -74,12 +75,15 @@ struct Answer {
     at: Instant,
     /// Reason of the refusal; `None` if the permission is granted.
     refused: Option<String>,
+    /// The tenants of the program's identities, for the question whether it has any. Part of the answer, so that a
+    /// program with a cached permission never lacks them.
+    tenants: Reach,
 }
 
 impl Default for User {
     fn default() -> Self {
         let asking = Arc::new(Semaphore::new(CONCURRENT));
-        Self { asking, answers: HashMap::new(), tenants: HashMap::new() }
+        Self { asking, answers: HashMap::new() }
     }
 }
 
@@ -94,7 +98,7 @@ impl Answer {
     }
 }
 
-impl Attestor {
+impl ProgramPermissions {
     pub(super) fn new(upstream: FollowerHandle) -> Self {
         Self { upstream, users: Mutex::default() }
     }
@@ -111,16 +115,13 @@ impl Attestor {
     ) -> Result<(), Status> {
         for service in &asked.acts_for {
             let question = Question::ActFor(service.clone());
-            self.decide(program, question, || identity.check_program(service, program)).await?;
+            let checked = async || identity.check_program(service, program).await.map(no_tenants);
+            self.decide(program, question, checked).await?;
             // A revocation takes effect with its record, before the cached answer expires.
             identity.check_not_revoked(&SpiffePath::Service(service.clone()))?;
         }
         if asked.calls_any {
-            let known = async || {
-                let ids = identity.identities_of(program).await?;
-                self.note_tenants(program, tenants_of(&ids));
-                Ok::<(), Status>(())
-            };
+            let known = async || identity.identities_of(program).await.map(|ids| tenants_of(&ids));
             self.decide(program, Question::BeKnown, known).await?;
         }
         first(self.refused_calls(identity, program, &asked.calls).await?)
@@ -179,7 +180,7 @@ impl Attestor {
         let read = read.await;
         let settle = |service: ServiceName| {
             let decided = match &read {
-                Ok((callers, policies)) => policies.check(&service, callers),
+                Ok((callers, policies)) => policies.check(&service, callers).map(no_tenants),
                 Err(status) => Err(Status::clone(status)),
             };
             let settled = self.settle(program, Question::Call(service.clone()), decided);
@@ -208,7 +209,7 @@ impl Attestor {
             let read = read.await;
             for service in unknown {
                 let decided = match &read {
-                    Ok((ids, policies)) => policies.check_visible(&service, ids),
+                    Ok((ids, policies)) => policies.check_visible(&service, ids).map(no_tenants),
                     Err(status) => Err(Status::clone(status)),
                 };
                 // The answer is read below.
@@ -239,7 +240,7 @@ impl Attestor {
         ask: impl FnOnce() -> F,
     ) -> Result<(), Status>
     where
-        F: Future<Output = Result<(), Status>>,
+        F: Future<Output = Result<Reach, Status>>,
     {
         let current = || self.answer(program, &question).filter(Answer::is_current);
         if let Some(answer) = current() {
@@ -259,19 +260,19 @@ impl Attestor {
         &self,
         program: &ProgramFacts,
         question: Question,
-        decided: Result<(), Status>,
+        decided: Result<Reach, Status>,
     ) -> Result<(), Status> {
-        let refused = match decided {
-            Ok(()) => None,
+        let (refused, tenants) = match decided {
+            Ok(tenants) => (None, tenants),
             Err(status) if matches!(status.code(), Code::PermissionDenied | Code::NotFound) => {
-                Some(status.message().to_owned())
+                (Some(status.message().to_owned()), Reach::default())
             }
             Err(status) => {
                 let last = self.answer(program, &question);
                 return if last.is_some_and(|last| last.refused.is_none()) { Ok(()) } else { Err(status) };
             }
         };
-        let answer = Answer { at: Instant::now(), refused };
+        let answer = Answer { at: Instant::now(), refused, tenants };
         let result = answer.result();
         let mut users = self.users();
         let user = users.entry(program.uid).or_default();
@@ -284,16 +285,7 @@ impl Attestor {
 
     /// Returns the tenants of a program's identities, as known since [`check`](Self::check) found that it has any.
     pub(super) fn tenants(&self, program: &ProgramFacts) -> Reach {
-        self.users().get(&program.uid).and_then(|user| user.tenants.get(program)).cloned().unwrap_or_default()
-    }
-
-    fn note_tenants(&self, program: &ProgramFacts, tenants: Reach) {
-        let mut users = self.users();
-        let known = &mut users.entry(program.uid).or_default().tenants;
-        if known.len() >= MAX_ANSWERS {
-            known.clear();
-        }
-        known.insert(program.clone(), tenants);
+        self.answer(program, &Question::BeKnown).map(|answer| answer.tenants).unwrap_or_default()
     }
 
     fn answer(&self, program: &ProgramFacts, question: &Question) -> Option<Answer> {
@@ -331,6 +323,11 @@ impl Attestor {
         }
         Ok(read)
     }
+}
+
+/// The tenants in an answer about one service, which are not asked for.
+fn no_tenants((): ()) -> Reach {
+    Reach::default()
 }
 
 /// Returns the tenants of the services among these identities.
@@ -411,3 +408,6 @@ impl Policies {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
