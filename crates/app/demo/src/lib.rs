@@ -109,7 +109,7 @@ pub async fn run(args: DemoArgs) -> Result<(), DemoError> {
     if args.keep
         && let Some(outcome) = &played
     {
-        keep(&fleet, (&dir, args.dir.is_some()), outcome, terminated).await;
+        keep(&fleet, (dir.as_path(), args.dir.is_some()), outcome, terminated).await;
     }
     let outcome = played.unwrap_or_else(|| Err(interrupted()));
     // Also after an error: a server stops its children only when asked to stop.

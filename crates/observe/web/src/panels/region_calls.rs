@@ -1,6 +1,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
+    time::Duration,
 };
 
 use fairmesh_model::Region;
@@ -32,7 +33,10 @@ pub(crate) fn region_calls(pairs: &RegionSteps, window_ms: u64) -> Shown {
     let mut busiest: Vec<_> = sums.iter().collect();
     busiest.sort_by_key(|(name, sums)| (Reverse((total(sums) * 1e3) as u64), *name));
     let shown: BTreeSet<_> = busiest.into_iter().take(MAX_REGIONS).map(|(name, _)| *name).collect();
-    let row = |(name, sums): (&&Region, &RegionSums)| json!({ "region": name.to_string(), "received": sums.received, "crossing": sums.crossing() });
+    let row = |(name, sums): (&&Region, &RegionSums)| {
+        let (received, crossing) = (&sums.received, sums.crossing());
+        json!({ "region": name.to_string(), "received": received, "crossing": crossing })
+    };
     Shown::head(&json!({
         "stepMs": if steps == 0 { 0 } else { window_ms / steps as u64 },
         "regions": sums.iter().filter(|(name, _)| shown.contains(*name)).map(row).collect::<Vec<_>>(),
@@ -55,7 +59,7 @@ impl RegionSums {
         Self { received, sent, left }
     }
 
-    fn send(&mut self, rates: &Series, crosses: bool) {
+    fn send(&mut self, rates: &[Option<f64>], crosses: bool) {
         add(&mut self.sent, rates);
         if crosses {
             add(&mut self.left, rates);
@@ -72,9 +76,9 @@ impl RegionSums {
     }
 }
 
-fn rates(counted: &[Option<(u64, std::time::Duration)>]) -> Series {
+fn rates(counted: &[Option<(u64, Duration)>]) -> Series {
     let present = counted.len().saturating_sub(1);
-    let rate = |(at, step): (usize, &Option<(u64, std::time::Duration)>)| {
+    let rate = |(at, step): (usize, &Option<(u64, Duration)>)| {
         let (calls, covered) = (*step)?;
         Some(calls as f64 / covered.as_secs_f64()).filter(|rate| rate.is_finite() && at < present)
     };
@@ -82,7 +86,7 @@ fn rates(counted: &[Option<(u64, std::time::Duration)>]) -> Series {
 }
 
 /// Adds rates to a sum, in which a step is a gap only if it is one of all summands.
-fn add(sum: &mut Series, rates: &Series) {
+fn add(sum: &mut [Option<f64>], rates: &[Option<f64>]) {
     for (sum, rate) in sum.iter_mut().zip(rates) {
         *sum = match (*sum, *rate) {
             (Some(sum), Some(rate)) => Some(sum + rate),
@@ -93,8 +97,6 @@ fn add(sum: &mut Series, rates: &Series) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::Value;
 
     use super::*;
