@@ -11,8 +11,9 @@ pub const MAX_ROOTS: usize = 8;
 pub const MAX_RETIRED_ROOTS: usize = 32;
 /// Maximum size of a certificate, in bytes of DER.
 pub const MAX_CERTIFICATE: usize = 4096;
-/// Maximum number of keys for JWT-SVIDs of a trust domain, and maximum size of a key, in bytes.
+/// Maximum number of keys for JWT-SVIDs of a trust domain.
 pub const MAX_JWT_KEYS: usize = 16;
+/// Maximum size of a key for JWT-SVIDs, in bytes.
 pub const MAX_JWT_KEY: usize = 2048;
 /// Maximum number of tenants to which an agent is restricted.
 pub const MAX_TENANTS: usize = 64;
