@@ -13,7 +13,7 @@ pub const MAX_RETIRED_ROOTS: usize = 32;
 pub const MAX_CERTIFICATE: usize = 4096;
 /// Maximum number of keys for JWT-SVIDs of a trust domain.
 pub const MAX_JWT_KEYS: usize = 16;
-/// Maximum size of a key for JWT-SVIDs as JSON, in bytes: an RSA key of 8,192 bits has about 1,500.
+/// Maximum size of a key for JWT-SVIDs, in bytes.
 pub const MAX_JWT_KEY: usize = 2048;
 /// Maximum number of tenants to which an agent is restricted.
 pub const MAX_TENANTS: usize = 64;

@@ -34,7 +34,7 @@ pub struct SumLimits {
     /// Number of rows of processed calls over all reporters. The limit is separate because regional planners do not
     /// need these rows.
     pub served: usize,
-    /// Percentage of each limit that [limited senders](ReportOwner::is_limited) together keep when others need room.
+    /// Percentage of each limit that [limited senders](crate::ReportOwner::is_limited) together keep when others need room.
     pub limited_percent: usize,
 }
 

@@ -1,4 +1,5 @@
 use axum::{body::Body, extract::Request};
+use fairmesh_identity::Workload;
 use fairmesh_model::{Identity, Location, Region, Tenant};
 use fairmesh_wire::transport::{Address, Transport};
 
@@ -60,7 +61,7 @@ fn member() -> AgentIdentity {
         metrics: None,
         probes: None,
     };
-    let workload = Arc::default();
+    let workload = Arc::<Workload>::default();
     let kept = identity::load(&config, &workload).unwrap().unwrap();
     AgentIdentity::new(&config, kept, workload, (absent(), Transport::default()))
 }
