@@ -171,7 +171,10 @@ async fn serve_connection<S, B, T>(
 }
 
 /// Serves a connection until its first request has begun, for [`FIRST_REQUEST`] at most. Returns the result if the connection has ended.
-async fn serve_first_request<F: Future>(mut served: Pin<&mut F>, connection: &Connection) -> Option<F::Output> {
+async fn serve_first_request<F: Future>(
+    mut served: Pin<&mut F>,
+    connection: &Connection,
+) -> Option<F::Output> {
     let begun = poll_fn(|cx| match served.as_mut().poll(cx) {
         Poll::Ready(ended) => Poll::Ready(Some(ended)),
         Poll::Pending if connection.has_begun_request() => Poll::Ready(None),

@@ -133,7 +133,7 @@ impl Attachment {
             .into_iter()
             .flatten()
             .find_map(|attached| attached.take(stream, caller).map(|found| (attached, found)))?;
-        Some((destination.address.into(), KernelCaller::new(attached, destination, caller, stream)))
+        Some((destination.address, KernelCaller::new(attached, destination, caller, stream)))
     }
 
     /// Redirects connections of a container to a listener that was passed to this proxy. Returns the listener if it is used.
@@ -183,7 +183,8 @@ impl Attachment {
 
     /// The maps that may contain the destination of an accepted connection.
     fn maps(&self) -> [Option<Arc<Attached>>; 2] {
-        let AttachedMaps { current, earlier } = &*self.attached.read().unwrap_or_else(PoisonError::into_inner);
+        let AttachedMaps { current, earlier } =
+            &*self.attached.read().unwrap_or_else(PoisonError::into_inner);
         [current.clone(), earlier.clone()]
     }
 

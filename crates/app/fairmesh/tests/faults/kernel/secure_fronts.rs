@@ -119,7 +119,7 @@ async fn inbound_proxy_permits_no_calls_to_program_of_another_service() {
     let rules = "{kind: Authorization, service: shop/raw, rules: [{name: other, from: [shop/other]}]}";
     mesh.ends_within_second(rules, "403").await;
     let cgroup = format!("{}-evil", mesh.attached.cgroup);
-    let _evil = Front::Inbound.start(&mesh.world, &cgroup, "shop/evil", mesh.port);
+    let _evil = Front::Inbound.start(&mesh.world, &cgroup, "shop/evil", &format!("127.0.0.1:{}", mesh.port));
     mesh.world.serves("shop/evil", "shop-evil").await;
     let before = mesh.attached.counter("in-place-of-mtls").await;
     // The second time, the proxy has asked.
@@ -226,14 +226,18 @@ async fn access_log_contains_both_sides_of_calls_in_place_of_mtls() {
     let [served, client] = sides;
     assert_eq!(served.len(), sent, "{served:?}");
     for line in &served {
-        assert_eq!((&line["direction"], &line["caller_id"]), (&"inbound".into(), &"spiffe://prod/shop/web".into()));
+        assert_eq!(
+            (&line["direction"], &line["caller_id"]),
+            (&"inbound".into(), &"spiffe://prod/shop/web".into())
+        );
         let is_same = |other: &&Value| {
             ["path", "method", "status", "caller"].iter().all(|name| other[name] == line[name])
                 && (line.get("bytes_out").is_none() || other["bytes_out"] == line["bytes_out"])
         };
         assert!(client.iter().any(|other| is_same(&other)), "{line} in {client:?}");
     }
-    let of = |path: &str| served.iter().find(|line| line["path"] == path).unwrap_or_else(|| panic!("{served:?}"));
+    let of =
+        |path: &str| served.iter().find(|line| line["path"] == path).unwrap_or_else(|| panic!("{served:?}"));
     assert!(of("/call-49")["bytes_out"].as_u64().unwrap() > 0);
     assert_eq!(of("/fail")["status"], 500);
     let slow = of("/slow");
