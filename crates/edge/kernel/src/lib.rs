@@ -26,6 +26,7 @@ mod ended_cgroups;
 mod error;
 mod forwarding_sockets;
 mod free_positions;
+mod ipv6_numbers;
 mod map_layout;
 mod mapped_array;
 mod network_namespace;

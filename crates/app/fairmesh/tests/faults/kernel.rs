@@ -7,6 +7,7 @@ mod closing;
 mod containers;
 mod ejected;
 mod in_flight;
+mod ipv6;
 mod large;
 mod local;
 mod million;

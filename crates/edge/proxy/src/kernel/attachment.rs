@@ -133,7 +133,7 @@ impl Attachment {
             .into_iter()
             .flatten()
             .find_map(|attached| attached.take(stream, caller).map(|found| (attached, found)))?;
-        Some((destination.address.into(), KernelCaller::new(attached, destination, caller, stream)))
+        Some((destination.address, KernelCaller::new(attached, destination, caller, stream)))
     }
 
     /// Redirects connections of a container to a listener that was passed to this proxy. Returns the listener if it is used.

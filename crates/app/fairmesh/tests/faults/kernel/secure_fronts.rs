@@ -119,7 +119,7 @@ async fn inbound_proxy_permits_no_calls_to_program_of_another_service() {
     let rules = "{kind: Authorization, service: shop/raw, rules: [{name: other, from: [shop/other]}]}";
     mesh.ends_within_second(rules, "403").await;
     let cgroup = format!("{}-evil", mesh.attached.cgroup);
-    let _evil = Front::Inbound.start(&mesh.world, &cgroup, "shop/evil", mesh.port);
+    let _evil = Front::Inbound.start(&mesh.world, &cgroup, "shop/evil", &format!("127.0.0.1:{}", mesh.port));
     mesh.world.serves("shop/evil", "shop-evil").await;
     let before = mesh.attached.counter("in-place-of-mtls").await;
     // The second time, the proxy has asked.
