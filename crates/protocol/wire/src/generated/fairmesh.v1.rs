@@ -5644,6 +5644,31 @@ pub struct ReportGatewayRequest {
     /// Whether this is the first report of a process that has not taken over the listeners of a running one.
     #[prost(bool, tag = "13")]
     pub first: bool,
+    /// Absent: the replica shares no address with others.
+    #[prost(message, optional, tag = "14")]
+    pub entry: ::core::option::Option<GatewayEntry>,
+}
+/// The address that all replicas of a backend share, as one of them sees it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayEntry {
+    /// As IP:PORT.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// Buckets whose new connections come to this replica, of all buckets.
+    #[prost(uint32, tag = "2")]
+    pub head_buckets: u32,
+    #[prost(uint32, tag = "3")]
+    pub buckets: u32,
+    /// Packets: of connections that began here, passed on to other replicas, and of connections that no replica holds.
+    #[prost(uint64, tag = "4")]
+    pub begun: u64,
+    #[prost(uint64, tag = "5")]
+    pub passed_on: u64,
+    #[prost(uint64, tag = "6")]
+    pub unclaimed: u64,
+    /// Replicas whose machines do not answer, as IP:PORT.
+    #[prost(string, repeated, tag = "7")]
+    pub unreachable: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportGatewayResponse {
@@ -6725,6 +6750,9 @@ pub struct GatewayReplicaLoad {
     pub requests: u64,
     #[prost(uint64, tag = "9")]
     pub errors: u64,
+    /// Absent: the replica shares no address with others. Packets in thousandths per second.
+    #[prost(message, optional, tag = "10")]
+    pub entry: ::core::option::Option<GatewayEntry>,
 }
 /// The load of a gateway backend. Rates are in thousandths per second over the last seconds; `usual` values are
 /// typical of the minutes before.
