@@ -8,6 +8,7 @@ mod envoy;
 mod library;
 mod sidecars;
 mod signer;
+mod signing_cpu;
 
 use std::{error::Error, time::Duration};
 
@@ -21,6 +22,8 @@ use sidecars::Compared;
 /// Name of the key server's figure.
 const HANDSHAKES: &str = "remote_signer_handshakes_ratio";
 const STALL: &str = "remote_signer_stall_ratio";
+/// Name of the figure of a node that signs nothing itself.
+const SIGNING_CPU: &str = "remote_sign_node_cpu_ratio";
 
 /// Durations and repetitions.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +68,8 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
                 }
             }
         }
+        let signing = signing_cpu::measure(&dir.path().join("signing"), scale).await;
+        tell_signing_cpu(&mut report, &signing);
         Ok::<_, String>(())
     })?;
     Ok(report)
@@ -120,4 +125,16 @@ fn tell_signer(report: &mut Report, found: &signer::Found) {
     let note =
         format!("p99 of other requests meanwhile, over a local key: {stall}; {slow:.1} over {fast:.1} ms");
     report.figure(STALL, stall.value, Some(2.0), note);
+}
+
+fn tell_signing_cpu(report: &mut Report, found: &Result<Compared, String>) {
+    match found {
+        Ok(Compared { ratio, us: [remote, local] }) => {
+            let note = format!(
+                "CPU of the proxy for a connection with a full handshake and one request, RSA-2048, signed by the key server over signed by the proxy: {ratio}; {remote:.0} over {local:.0} µs"
+            );
+            report.figure(SIGNING_CPU, ratio.value, Some(0.7), note);
+        }
+        Err(why) => report.unmeasured(SIGNING_CPU, why),
+    }
 }

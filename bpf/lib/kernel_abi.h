@@ -37,6 +37,7 @@ enum {
 	F_MMAPABLE = 1024,
 	F_STORAGE_CREATE = 1,
 	F_INGRESS = 1,
+	F_NO_EXIST = 1,
 	F_NO_WAKEUP = 1,
 	PIN_BY_NAME = 1,
 };

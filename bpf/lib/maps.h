@@ -53,7 +53,7 @@ struct http {
 struct caller {
 	u64 cookie;
 	u64 passed; /* bytes left to the proxy */
-	u32 ip, port;
+	u32 ip[ADDRESS_WORDS], port;
 	u32 slot; /* of the last request that the kernel sent */
 	u32 by_tcp;     /* its data passes TCP alone */
 	u32 is_counted; /* among the connections of its cgroup */
@@ -68,6 +68,7 @@ struct caller {
 
 /* Of a server's socket, or one of the proxy. */
 struct server {
+	struct connection connection; /* of a server's socket */
 	u64 left; /* when the request was sent whose response is left to the proxy */
 	struct http http; /* its last response */
 };
@@ -105,6 +106,24 @@ struct {
 	MAP_TYPE(key, struct connection);
 	MAP_TYPE(value, u32);
 } server_sockets SEC(".maps");
+
+/* IPv6 addresses at which servers have accepted connections from this machine, and their numbers from 1, of which none is given twice. */
+struct {
+	MAP_UINT(type, MAP_HASH);
+	MAP_UINT(max_entries, ADDRESSES);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, struct address);
+	MAP_TYPE(value, u32);
+} ipv6_numbers SEC(".maps");
+
+/* How many numbers have been given. */
+struct {
+	MAP_UINT(type, MAP_ARRAY);
+	MAP_UINT(max_entries, 1);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, u32);
+} ipv6_count SEC(".maps");
 
 /* Slots of pooled connections to servers on this machine. */
 struct {
@@ -359,6 +378,35 @@ struct {
 	MAP_TYPE(key, int);
 	MAP_TYPE(value, u32);
 } left_listeners SEC(".maps");
+
+#define MAPPED NETWORK32(0xffff)
+
+INLINE int is_mapped(const u32 *ip)
+{
+	return !ip[0] && !ip[1] && ip[2] == MAPPED;
+}
+
+/* The number of an IPv6 address; 0 where it has none. */
+INLINE u32 find_number(const struct address *address)
+{
+	u32 *number = map_lookup(&ipv6_numbers, address);
+
+	return number ? *number : 0;
+}
+
+/* The same, which it gets if it has none. */
+INLINE u32 take_number(const struct address *address)
+{
+	u32 number = find_number(address), zero = 0;
+	u32 *given = number ? 0 : map_lookup(&ipv6_count, &zero);
+
+	if (!given || *given >= ADDRESSES)
+		return number;
+	number = __sync_fetch_and_add(given, 1) + 1;
+	/* Another program may have been faster. */
+	map_update(&ipv6_numbers, address, &number, F_NO_EXIST);
+	return find_number(address);
+}
 
 /* What the proxy says of a caller's connection; 0 while it serves none. */
 INLINE struct link *find_link(u64 cookie)

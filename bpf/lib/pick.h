@@ -5,6 +5,7 @@
 #ifndef FAIRMESH_PICK_H
 #define FAIRMESH_PICK_H
 
+#include "mix.h"
 #include "shared.h"
 
 #define GAMMA 0x9e3779b97f4a7c15ULL
@@ -33,13 +34,6 @@ struct pick {
 	u32 tick;
 	u32 ejected; /* set when a candidate that is ejected was compared */
 };
-
-INLINE u64 mix64(u64 x)
-{
-	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-	x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-	return x ^ (x >> 31);
-}
 
 /* The high half of the product. */
 INLINE u64 multiply_high(u64 a, u64 b)

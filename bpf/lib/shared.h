@@ -29,6 +29,7 @@ enum {
 	LOAD_BYTES = 128,
 	PERMITS = 192,
 	PERMIT_BYTES = 512,
+	ADDRESSES = 1024, /* of IPv6, at which servers accept connections from this machine */
 	RESPONSE_BYTES = 65536,
 	RING_BYTES = 4 << 20,
 	NANOS = 1000000000, /* of a second */
@@ -63,6 +64,7 @@ enum counter {
 	BLOCKS_LATER,       /* sockets that blocked when they sent, and not when they connected */
 	PERMITTED,          /* requests sent by the kernel to servers that others reach by mutual TLS */
 	NOT_PERMITTED,      /* requests to such servers without a permit in force */
+	CONNECT_IPV6_LEFT,  /* connects over IPv6 that cannot lead to the proxy */
 	COUNTERS,
 };
 
@@ -72,10 +74,17 @@ enum counter {
 /* Bytes that the proxy has served while the kernel is to send nothing. */
 #define WITHDRAWN (~0ULL)
 
-/* Which connects of a cgroup are redirected: addresses and masks in network byte order, ports in host byte order. */
+/* Addresses are IPv6 addresses in network byte order, and those of IPv4 mapped ones: ::ffff:a.b.c.d. */
+enum { ADDRESS_WORDS = 4 };
+
+struct address {
+	u32 word[ADDRESS_WORDS];
+};
+
+/* Which connects of a cgroup are redirected: ports in host byte order. */
 struct selection {
 	u32 networks, ports;
-	u32 address[SELECTED], mask[SELECTED];
+	u32 address[SELECTED][ADDRESS_WORDS], mask[SELECTED][ADDRESS_WORDS];
 	u32 port[SELECTED];
 	u32 only_services; /* 1 where nothing but services may be reached */
 };
@@ -106,7 +115,8 @@ struct proxy_config {
 	u32 unused;
 };
 
-/* Of a caller. Containers have networks of their own, with equal addresses: the namespace tells them apart. */
+/* Of a caller. Containers have networks of their own, with equal addresses: the namespace tells them apart. Whatever address a program
+ * connects to, over whichever family, its connection to the proxy is one of IPv4. */
 struct caller_address {
 	u64 netns_cookie;
 	u32 ip;   /* network byte order */
@@ -115,9 +125,10 @@ struct caller_address {
 
 struct destination {
 	u64 cookie;
-	u32 ip;   /* network byte order */
+	u32 ip[ADDRESS_WORDS];
 	u16 port; /* host byte order */
 	u8 only_services, by_tcp;
+	u32 unused;
 };
 
 struct host {
@@ -214,7 +225,10 @@ struct endpoint {
 	u32 closes_until; /* in seconds: so long, nothing is moved to sockets of the server, which has closed one on which it had just responded */
 };
 
-/* A connection of the proxy to a server on this machine: addresses in network byte order, ports in host byte order. */
+/* A connection of the proxy to a server on this machine: addresses in network byte order, ports in host byte order. Over IPv6, both ends
+ * have the same address, whose number stands for it, and OVER_IPV6 is added to the port of the proxy. */
+enum { OVER_IPV6 = 1 << 16 };
+
 struct connection {
 	u32 proxy_ip, server_ip, proxy_port, server_port;
 };

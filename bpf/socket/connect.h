@@ -10,13 +10,28 @@ const volatile struct selection selection = {};
 /* The position of what is counted for the cgroup. */
 const volatile u32 own_group = 0;
 
-INLINE int is_selected(u32 ip, u32 port)
+/* Addresses of one link (fe80::/10) are none without the number of the link, which the proxy does not get. */
+INLINE int is_of_link(const u32 *ip)
+{
+	return (ip[0] & NETWORK32(0xffc00000)) == NETWORK32(0xfe800000);
+}
+
+/* Whether an address lies in the selected network with this number. */
+INLINE int is_within(const u32 *ip, u32 network)
+{
+	for (u32 word = 0; word < ADDRESS_WORDS; word++)
+		if ((ip[word] & selection.mask[network][word]) != selection.address[network][word])
+			return 0;
+	return 1;
+}
+
+OWN_FRAME int is_selected(const u32 *ip, u32 port)
 {
 	int address_matches = !selection.networks, port_matches = !selection.ports;
 
-#pragma unroll
+#pragma clang loop unroll(disable)
 	for (u32 i = 0; i < SELECTED; i++) {
-		address_matches |= i < selection.networks && (ip & selection.mask[i]) == selection.address[i];
+		address_matches |= i < selection.networks && is_within(ip, i);
 		port_matches |= i < selection.ports && port == selection.port[i];
 	}
 	return address_matches && port_matches;
@@ -90,16 +105,30 @@ INLINE int is_refused(struct bpf_sock_addr *context)
 }
 
 /* Whether the programs of a cgroup within this one, which run first, have redirected this connect. */
-INLINE int was_redirected(struct bpf_sock_addr *context, u32 ip)
+INLINE int was_redirected(struct bpf_sock_addr *context, const u32 *ip)
 {
 	struct proxy_address proxy = {};
 	struct caller *caller = sk_storage_get(&callers, context->sk, 0, 0);
 
 	return caller && caller->cookie && caller->cookie == socket_cookie(context) && find_proxy(context, &proxy) &&
-	       ip == proxy.ip && NETWORK16((u16)context->user_port) == proxy.port;
+	       is_mapped(ip) && ip[3] == proxy.ip && NETWORK16((u16)context->user_port) == proxy.port;
 }
 
-/* Decides on a connect to this IPv4 address, which becomes that of the proxy where it is redirected. */
+/* The proxy listens on an IPv4 address, so an IPv6 socket reaches it as an IPv4 one does, whichever address it connects to. */
+INLINE int can_reach_proxy(struct bpf_sock_addr *context, const u32 *ip)
+{
+	return is_mapped(ip) || (!is_of_link(ip) && !is_ipv6_only(context->sk));
+}
+
+INLINE enum decision leave_connect(struct bpf_sock_addr *context, u32 why)
+{
+	if (is_refused(context))
+		return REFUSED;
+	count(why);
+	return DIRECT;
+}
+
+/* Decides on a connect to this address, which becomes that of the proxy where it is redirected. */
 INLINE enum decision redirect(struct bpf_sock_addr *context, u32 *ip)
 {
 	u32 port = NETWORK16((u16)context->user_port);
@@ -107,16 +136,14 @@ INLINE enum decision redirect(struct bpf_sock_addr *context, u32 *ip)
 
 	if (context->type != SOCK_STREAM || context->protocol != IPPROTO_TCP)
 		return DIRECT;
-	if (was_redirected(context, *ip))
+	if (was_redirected(context, ip))
 		return REDIRECTED;
-	if (!is_selected(*ip, port))
+	if (!is_selected(ip, port))
 		return DIRECT;
-	if (!find_proxy(context, &proxy)) {
-		if (is_refused(context))
-			return REFUSED;
-		count(CONNECT_NO_PROXY);
-		return DIRECT;
-	}
+	if (!find_proxy(context, &proxy))
+		return leave_connect(context, CONNECT_NO_PROXY);
+	if (!can_reach_proxy(context, ip))
+		return leave_connect(context, CONNECT_IPV6_LEFT);
 	struct caller *caller = sk_storage_get(&callers, context->sk, 0, F_STORAGE_CREATE);
 	if (!caller)
 		return is_refused(context) ? REFUSED : DIRECT;
@@ -125,9 +152,12 @@ INLINE enum decision redirect(struct bpf_sock_addr *context, u32 *ip)
 	caller->by_tcp = keeps_to_tcp(context);
 	caller->group = own_group;
 	caller->only_services = selection.only_services;
-	caller->ip = *ip;
+	for (u32 word = 0; word < ADDRESS_WORDS; word++)
+		caller->ip[word] = ip[word];
 	caller->port = port;
-	*ip = proxy.ip;
+	ip[0] = ip[1] = 0;
+	ip[2] = MAPPED;
+	ip[3] = proxy.ip;
 	context->user_port = NETWORK16((u16)proxy.port);
 	count(CONNECT_REDIRECTED);
 	return REDIRECTED;
@@ -141,18 +171,13 @@ INLINE void forget(struct bpf_sock_addr *context)
 		caller->cookie = 0;
 }
 
-INLINE int is_mapped(struct bpf_sock_addr *context)
-{
-	return !context->user_ip6[0] && !context->user_ip6[1] && context->user_ip6[2] == NETWORK32(0xffff);
-}
-
 SEC("cgroup/connect4") int connect4(struct bpf_sock_addr *context)
 {
-	u32 ip = context->user_ip4;
-	enum decision decision = redirect(context, &ip);
+	u32 ip[ADDRESS_WORDS] = { 0, 0, MAPPED, context->user_ip4 };
+	enum decision decision = redirect(context, ip);
 
 	if (decision == REDIRECTED)
-		context->user_ip4 = ip;
+		context->user_ip4 = ip[3];
 	else
 		forget(context);
 	return decision == REFUSED ? CONNECT_REFUSE : CONNECT_ALLOW;
@@ -160,13 +185,22 @@ SEC("cgroup/connect4") int connect4(struct bpf_sock_addr *context)
 
 SEC("cgroup/connect6") int connect6(struct bpf_sock_addr *context)
 {
-	u32 ip = context->user_ip6[3];
-	enum decision decision = is_mapped(context) ? redirect(context, &ip) : DIRECT;
+	u32 ip[ADDRESS_WORDS] = {
+		context->user_ip6[0],
+		context->user_ip6[1],
+		context->user_ip6[2],
+		context->user_ip6[3],
+	};
+	enum decision decision = redirect(context, ip);
 
-	if (decision == REDIRECTED)
-		context->user_ip6[3] = ip;
-	else
+	if (decision == REDIRECTED) {
+		context->user_ip6[0] = ip[0];
+		context->user_ip6[1] = ip[1];
+		context->user_ip6[2] = ip[2];
+		context->user_ip6[3] = ip[3];
+	} else {
 		forget(context);
+	}
 	return decision == REFUSED ? CONNECT_REFUSE : CONNECT_ALLOW;
 }
 
@@ -175,7 +209,7 @@ SEC("cgroup/getpeername4") int getpeername4(struct bpf_sock_addr *context)
 	struct caller *caller = sk_storage_get(&callers, context->sk, 0, 0);
 
 	if (caller && caller->cookie) {
-		context->user_ip4 = caller->ip;
+		context->user_ip4 = caller->ip[3];
 		context->user_port = NETWORK16((u16)caller->port);
 	}
 	return CONNECT_ALLOW;
@@ -185,8 +219,11 @@ SEC("cgroup/getpeername6") int getpeername6(struct bpf_sock_addr *context)
 {
 	struct caller *caller = sk_storage_get(&callers, context->sk, 0, 0);
 
-	if (caller && caller->cookie && is_mapped(context)) {
-		context->user_ip6[3] = caller->ip;
+	if (caller && caller->cookie) {
+		context->user_ip6[0] = caller->ip[0];
+		context->user_ip6[1] = caller->ip[1];
+		context->user_ip6[2] = caller->ip[2];
+		context->user_ip6[3] = caller->ip[3];
 		context->user_port = NETWORK16((u16)caller->port);
 	}
 	return CONNECT_ALLOW;
@@ -241,7 +278,7 @@ SEC("sockops") int track(struct bpf_sock_ops *ops)
 	};
 	struct destination destination = {
 		.cookie = caller->cookie,
-		.ip = caller->ip,
+		.ip = { caller->ip[0], caller->ip[1], caller->ip[2], caller->ip[3] },
 		.port = caller->port,
 		/* Not of this program's cgroup, which may be one around that of the program that redirected. */
 		.only_services = caller->only_services,

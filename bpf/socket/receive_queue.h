@@ -5,6 +5,9 @@
 
 #include "../lib/maps.h"
 
+/* Kinds of information that the loader finds out about a field of the kernel that runs (BPF_FIELD_… of libbpf). */
+enum { FIELD_BYTE_OFFSET = 0, FIELD_SHIFT_LEFT = 4, FIELD_SHIFT_RIGHT = 5 };
+
 /* Parts of structures of the kernel's own, at the offsets that they have in the kernel that loads the programs (CO-RE). */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct list_head {
@@ -29,6 +32,7 @@ struct sock_common {
 		s64 counter;
 	} skc_cookie;
 	volatile u8 skc_state;
+	u8 skc_ipv6only : 1;
 };
 
 struct file {
@@ -91,6 +95,25 @@ INLINE int is_blocking(struct bpf_sock *sk)
 		return 0;
 	struct file *file = own->file;
 	return file && !(file->f_flags & NON_BLOCKING);
+}
+
+/* Whether this socket can make no connections over IPv4 (IPV6_V6ONLY). */
+INLINE int is_ipv6_only(struct bpf_sock *sk)
+{
+	struct tcp_sock *tcp = to_tcp_sock(sk);
+
+	if (!tcp)
+		return 1;
+	struct sock_common *common = &tcp->inet_conn.icsk_inet.sk.__sk_common;
+	const u8 *at = (const u8 *)common + __builtin_preserve_field_info(common->skc_ipv6only, FIELD_BYTE_OFFSET);
+	u64 field = 0;
+	u8 byte = 0;
+
+	if (probe_read_kernel(&byte, sizeof(byte), at))
+		return 1;
+	field = byte;
+	field <<= __builtin_preserve_field_info(common->skc_ipv6only, FIELD_SHIFT_LEFT);
+	return field >> __builtin_preserve_field_info(common->skc_ipv6only, FIELD_SHIFT_RIGHT) != 0;
 }
 
 /* Notes, before it is said of a response that it was sent, that this message is about to be moved to the caller. The kernel moves it

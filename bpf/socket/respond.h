@@ -15,22 +15,31 @@ INLINE int is_local(u32 one, u32 other)
 	return one == other || ((one & mask) == loopback && (other & mask) == loopback);
 }
 
-/* A connection to a server from this machine. */
-INLINE struct connection connection_of(struct bpf_sock_ops *ops)
+/* A connection that a server accepts, if it is one from this machine: returns whether it is. */
+INLINE int connection_of(struct bpf_sock_ops *ops, struct connection *connection)
 {
-	struct connection connection = {
-		.proxy_ip = ops->remote_ip4,
-		.server_ip = ops->local_ip4,
-		.proxy_port = NETWORK32(ops->remote_port),
-		.server_port = ops->local_port,
-	};
-	return connection;
+	struct address remote = { { ops->remote_ip6[0], ops->remote_ip6[1], ops->remote_ip6[2], ops->remote_ip6[3] } };
+	struct address local = { { ops->local_ip6[0], ops->local_ip6[1], ops->local_ip6[2], ops->local_ip6[3] } };
+
+	connection->proxy_port = NETWORK32(ops->remote_port);
+	connection->server_port = ops->local_port;
+	if (ops->family == FAMILY_INET || (ops->family == FAMILY_INET6 && is_mapped(remote.word))) {
+		connection->proxy_ip = ops->remote_ip4;
+		connection->server_ip = ops->local_ip4;
+		return is_local(connection->proxy_ip, connection->server_ip);
+	}
+	if (ops->family != FAMILY_INET6 || remote.word[0] != local.word[0] || remote.word[1] != local.word[1] ||
+	    remote.word[2] != local.word[2] || remote.word[3] != local.word[3])
+		return 0;
+	connection->proxy_ip = connection->server_ip = take_number(&local);
+	connection->proxy_port |= OVER_IPV6;
+	return connection->proxy_ip != 0;
 }
 
 /* A server's connection has ended: its places are free. */
-INLINE void end_exchange(struct bpf_sock_ops *ops)
+INLINE void end_exchange(struct server *server)
 {
-	struct connection connection = connection_of(ops);
+	struct connection connection = server->connection;
 	struct ends *ends = map_lookup(&exchange_addresses, &connection);
 
 	/* While the proxy has not seen the end, requests are not to be sent on its side either. */
@@ -48,19 +57,21 @@ SEC("sockops") int accepted(struct bpf_sock_ops *ops)
 	struct proxy_config *own = map_lookup(&config, &zero);
 	struct bpf_sock *sk = ops->sk;
 
-	if (ops->op == SOCK_OPS_STATE && ops->args[1] == TCP_CLOSE && sk && sk_storage_get(&servers, sk, 0, 0))
-		end_exchange(ops);
+	if (ops->op == SOCK_OPS_STATE && ops->args[1] == TCP_CLOSE && sk) {
+		struct server *ended = sk_storage_get(&servers, sk, 0, 0);
+		if (ended)
+			end_exchange(ended);
+	}
 	if (ops->op == SOCK_OPS_LISTEN && sk && asks_for_length())
 		sk_storage_get(&left_listeners, sk, 0, F_STORAGE_CREATE);
 	if (ops->op != SOCK_OPS_PASSIVE_ESTABLISHED || !sk || !own || own->netns_cookie != netns_cookie(ops))
 		return 1;
-	if (ops->family != FAMILY_INET &&
-	    (ops->family != FAMILY_INET6 || ops->remote_ip6[0] || ops->remote_ip6[1] || ops->remote_ip6[2] != NETWORK32(0xffff)))
-		return 1;
 	if (sk_storage_get(&left_listeners, sk, 0, 0))
 		return 1;
-	struct connection connection = connection_of(ops);
-	if (is_local(connection.proxy_ip, connection.server_ip) && sk_storage_get(&servers, sk, 0, F_STORAGE_CREATE)) {
+	struct connection connection = {};
+	struct server *server = connection_of(ops, &connection) ? sk_storage_get(&servers, sk, 0, F_STORAGE_CREATE) : 0;
+	if (server) {
+		server->connection = connection;
 		sock_hash_update(ops, &server_sockets, &connection, 0);
 		struct ends ends = { .server = (u64)sk, .server_cookie = socket_cookie(ops) };
 		map_update(&exchange_addresses, &connection, &ends, 0);
@@ -142,16 +153,11 @@ SEC("sk_msg") int respond(struct sk_msg_md *message)
 {
 	if (!message->sk)
 		return SK_PASS;
-	struct connection connection = {
-		.proxy_ip = message->remote_ip4,
-		.server_ip = message->local_ip4,
-		.proxy_port = NETWORK32(message->remote_port),
-		.server_port = message->local_port,
-	};
-	u32 *position = map_lookup(&local_slots, &connection);
 	struct server *server = sk_storage_get(&servers, message->sk, 0, 0);
 	if (!server)
 		return SK_PASS;
+	struct connection connection = server->connection;
+	u32 *position = map_lookup(&local_slots, &connection);
 	if (!position)
 		return respond_to_proxy(message, server, &connection);
 	u32 key = *position;

@@ -70,9 +70,18 @@ OWN_FRAME int server_has_read_all(struct bpf_sock *sk, struct connection *connec
 	return has_read_up_to(ends->server, ends->server_cookie, own->write_seq);
 }
 
-/* A request that the proxy sends itself, if it is plain and whole. With a head of another kind, the connection may carry something else
- * than requests from then on, as after an upgrade. */
-SEC("sk_msg") int forward(struct sk_msg_md *message)
+/* The server's address has a number where the server has accepted the connection. */
+OWN_FRAME u32 number_of_server(struct sk_msg_md *message)
+{
+	struct address server = {
+		{ message->remote_ip6[0], message->remote_ip6[1], message->remote_ip6[2], message->remote_ip6[3] }
+	};
+
+	return is_mapped(server.word) ? 0 : find_number(&server);
+}
+
+/* The connection on which the proxy sends this. */
+INLINE struct connection forwarding_connection(struct sk_msg_md *message)
 {
 	struct connection connection = {
 		.proxy_ip = message->local_ip4,
@@ -80,6 +89,20 @@ SEC("sk_msg") int forward(struct sk_msg_md *message)
 		.proxy_port = message->local_port,
 		.server_port = NETWORK32(message->remote_port),
 	};
+	u32 number = message->family == FAMILY_INET6 ? number_of_server(message) : 0;
+
+	if (number) {
+		connection.proxy_ip = connection.server_ip = number;
+		connection.proxy_port |= OVER_IPV6;
+	}
+	return connection;
+}
+
+/* A request that the proxy sends itself, if it is plain and whole. With a head of another kind, the connection may carry something else
+ * than requests from then on, as after an upgrade. */
+SEC("sk_msg") int forward(struct sk_msg_md *message)
+{
+	struct connection connection = forwarding_connection(message);
 	u32 *exchange = map_lookup(&exchanges, &connection);
 	struct bpf_sock *sk = message->sk;
 

@@ -18,6 +18,8 @@ MEMORY(route_outputs, route_output);
 MEMORY(route_messages, http);
 MEMORY(arith_inputs, arith_input);
 MEMORY(arith_outputs, arith_output);
+MEMORY(redirect_inputs, redirect_input);
+MEMORY(redirect_outputs, redirect_output);
 
 SEC("classifier") int pick_vectors(void *packet)
 {
@@ -50,6 +52,17 @@ SEC("classifier") int arith_vectors(void *packet)
 
 	if (input && output)
 		decide_arith(input, output);
+	return 0;
+}
+
+SEC("classifier") int redirect_vectors(void *packet)
+{
+	u32 zero = 0;
+	struct redirect_input *input = map_lookup(&redirect_inputs, &zero);
+	struct redirect_output *output = map_lookup(&redirect_outputs, &zero);
+
+	if (input && output)
+		decide_redirect_of(input, output);
 	return 0;
 }
 

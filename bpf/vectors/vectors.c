@@ -68,6 +68,8 @@ int main(int arguments, char **argument)
 		DECIDE_ALL(parse, answer, decide_answer_natively);
 	else if (!strcmp(argument[1], "arith"))
 		DECIDE_ALL(arith, arith, decide_arith);
+	else if (!strcmp(argument[1], "redirect"))
+		DECIDE_ALL(redirect, redirect, decide_redirect_of);
 	else
 		return 2;
 	return 0;

@@ -3,6 +3,7 @@
 #ifndef FAIRMESH_VECTORS_H
 #define FAIRMESH_VECTORS_H
 
+#include "../entry/redirect.h"
 #include "../lib/route.h"
 
 /* A policy, the statistics of its endpoints, a time and a seed. */
@@ -53,6 +54,23 @@ struct arith_input {
 struct arith_output {
 	u64 mixed, below[3], next[3];
 };
+
+/* A client, and a packet at a replica. */
+struct redirect_input {
+	struct seen seen;
+	u32 address, port;
+};
+
+struct redirect_output {
+	u32 bucket;
+	struct outcome outcome;
+};
+
+INLINE void decide_redirect_of(struct redirect_input *input, struct redirect_output *output)
+{
+	output->bucket = bucket_of(input->address, input->port);
+	decide_redirect(&input->seen, &output->outcome);
+}
 
 INLINE void decide_pick(struct pick_input *input, struct pick_output *output)
 {

@@ -6,9 +6,10 @@ import { ago, cores, duration, folded, instant, micros, percent, rate, withAges 
 import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, foldRegions, hasPage, labelOf, level, matrix, picture, regionOf, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
 import { link, read } from "../src/lib/route.ts";
 import { dueKey, isOff, isUnknown, parts, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
-import { measuredAges, partlyCarried, places, took, type Probed, type Topology } from "../src/lib/regions.ts";
-import { daysUntil, issued, lastMinute, refusedCalls, words, type Entry } from "../src/lib/security.ts";
+import { loads, measuredAges, partlyCarried, places, took, type Plan, type Probed, type RegionCalls, type Topology } from "../src/lib/regions.ts";
+import { daysUntil, issued, lastMinute, refusedCall, refusedCalls, words, type Denied, type Entry } from "../src/lib/security.ts";
 import { authorization, pause, updated } from "../src/lib/stream.ts";
+import { bar, byService, ended, hostOf, lasts, ordered, outcome, type Span, type Trace } from "../src/lib/traces.ts";
 
 const numbers = (rate: number, failed = 0, age = 1_000): Numbers => [rate, 0, failed, 900, 4_000, 0, age];
 
@@ -261,4 +262,43 @@ test("a stream that ends at once is opened again after a pause", () => {
   assert.equal(pause(true, 60_000), 0);
   assert.equal(pause(true, 5), 2_000);
   assert.equal(pause(false, 60_000), 2_000);
+});
+
+const trace = (given: Partial<Trace> = {}): Trace => ({ service: "shop/web", name: "GET shop/web", durationUs: 900, spans: 2, ageMs: 5_000, status: 200, failed: false, error: null, failedService: null, ...given });
+const span = (given: Partial<Span> = {}): Span => ({ depth: 0, kind: "server", service: null, process: null, name: "s", startUs: 0, durationUs: 100, status: null, error: null, instance: null, address: null, region: null, revision: null, ...given });
+
+test("traces are ordered by time or age, and counted by service", () => {
+  const all = new Map([["a", trace({ ageMs: 90_000, durationUs: 500 })], ["b", trace({ service: "shop/ads", failed: true })], ["c", trace({ durationUs: 700 })]]);
+  assert.deepEqual(ordered(all, "slowest").map(([id]) => id), ["b", "c", "a"]);
+  assert.deepEqual(ordered(all, "newest").map(([id]) => id), ["b", "c", "a"]);
+  assert.deepEqual(ordered(new Map([...all, ["d", trace({ ageMs: 0, durationUs: 1 })]]), "newest")[0]?.[0], "d");
+  assert.deepEqual(byService(all.values()).map(({ service, traces, failed }) => [service, traces, failed]), [["shop/ads", 1, 1], ["shop/web", 2, 0]]);
+});
+
+test("a trace whose attempt was repeated is a warning, and one that failed is bad", () => {
+  assert.deepEqual(outcome(trace()), { words: "200", tone: "" });
+  assert.deepEqual(outcome(trace({ failed: true, error: "reset", failedService: "shop/db" })), { words: "200, shop/db: reset", tone: "warn" });
+  assert.deepEqual(outcome(trace({ failed: true, status: 503, error: "503", failedService: "shop/web" })), { words: "503, failed", tone: "bad" });
+  assert.deepEqual(outcome(trace({ failed: true, status: null, error: "unreachable", failedService: "shop/web" })), { words: "unreachable", tone: "bad" });
+});
+
+test("bars of a waterfall lie within it and stay visible", () => {
+  const spans = [span({ durationUs: 1_000 }), span({ startUs: 1_200, durationUs: 0 })];
+  assert.equal(lasts(spans), 1_200);
+  const [, last] = spans.map((one) => bar(one, lasts(spans)));
+  assert.ok(last && last.width > 0 && last.at + last.width <= 100);
+  assert.deepEqual([ended(span({ status: 503, error: "503" })), ended(span({ error: "reset" })), ended(span({ status: 504, error: "deadline" })), ended(span())], ["503", "reset", "504 deadline", "ok"]);
+  assert.equal(hostOf("https://jaeger.example/trace/1"), "jaeger.example");
+});
+
+test("a refused call is named by method and path", () => {
+  const denied: Denied = { caller: null, rule: null, method: "GET", path: "/items/*", audit: false, count: 1, minutesAgo: 0 };
+  assert.deepEqual([denied, { ...denied, method: null, path: "(other)" }, { ...denied, method: null, path: null }].map(refusedCall), ["GET /items/*", "(other)", "–"]);
+});
+
+test("load over time is that of the servers now, by the calls of each step", () => {
+  const calls: RegionCalls = { stepMs: 10_000, regions: [{ region: "eu", received: [null, 50, 200], crossing: [] }, { region: "us", received: [1], crossing: [] }], moreRegions: 0, crossing: [] };
+  const region = { region: "eu", endpoints: 2, load: 0.5, predicted: null, offered: 0, received: 100, unreported: 0, serversAgoMs: 0, callersAgoMs: 0, zoneRefusal: null };
+  const plan = { regions: [region, { ...region, region: "us", load: null }] } as unknown as Plan;
+  assert.deepEqual(loads(calls, plan), [{ region: "eu", values: [null, 0.25, 1] }]);
 });

@@ -127,7 +127,7 @@ pub(super) struct Compared {
 }
 
 impl Compared {
-    fn of(rounds: &[[f64; 2]]) -> Result<Self, String> {
+    pub(super) fn of(rounds: &[[f64; 2]]) -> Result<Self, String> {
         let ratios: Vec<_> = rounds.iter().map(|[ours, theirs]| ours / theirs).collect();
         let us = [0, 1].map(|side| {
             let costs: Vec<_> = rounds.iter().map(|round| round[side] / 1e3).collect();

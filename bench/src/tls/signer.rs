@@ -17,7 +17,7 @@ use crate::{
     role_process::RoleProcess,
 };
 
-const SERVICE: &str = "bench/plain";
+pub(super) const SERVICE: &str = "bench/plain";
 /// Number of callers that connect again as soon as they have the response.
 const CALLERS: usize = 64;
 /// One-way delay between proxy and key server, in milliseconds.
@@ -46,7 +46,8 @@ pub(super) async fn measure(dir: &Path, scale: Scale) -> Result<Found, String> {
     split(&edge)?;
     let (mut others, programs) = RoleProcess::start(dir, &["load-pair", "--protocol", "http1"]).await?;
     let _registered = declare(&mesh, &programs).await?;
-    let (_key_server, _delay, key_server) = key_server(&mesh, &edge).await?;
+    let (_key_server, listen) = key_server(&mesh, &edge.join("edge.key")).await?;
+    let (_delay, key_server) = delay(&mesh, listen).await?;
     let edge = edge.display();
     let keys = [format!("--tls-key-server edge@{key_server}"), format!("--tls-key {edge}/edge.key")];
     let (mut proxies, mut tls, mut plain) = (Vec::new(), Vec::new(), Vec::new());
@@ -109,7 +110,7 @@ fn summary(rounds: &[Round]) -> Result<Found, String> {
 }
 
 /// Declares the plaintext service behind the listeners. Its program is registered as long as the returned process runs.
-async fn declare(mesh: &MeshOfProxies<'_>, programs: &str) -> Result<Process, String> {
+pub(super) async fn declare(mesh: &MeshOfProxies<'_>, programs: &str) -> Result<Process, String> {
     let service = json!({"kind": "Service", "name": SERVICE, "protocol": "http1"});
     let policy = json!({"kind": "Policy", "service": SERVICE, "mtls": "permissive"});
     mesh.control.apply(&[service, policy]).await?;
@@ -121,24 +122,29 @@ async fn declare(mesh: &MeshOfProxies<'_>, programs: &str) -> Result<Process, St
     Process::start(mesh.dir, "register", fairmesh(&args)?)
 }
 
-/// Starts a key server that has the key, and a network that delays it. Returns both and the address.
-async fn key_server(
+/// Starts a key server that has the key in this file as `edge`.
+pub(super) async fn key_server(
     mesh: &MeshOfProxies<'_>,
-    edge: &Path,
-) -> Result<(Process, RoleProcess, SocketAddr), String> {
-    let (listen, near) = (port()?, port()?);
+    key: &Path,
+) -> Result<(Process, SocketAddr), String> {
+    let listen = port()?;
     let caller = format!("spiffe://{DOMAIN}/fairmesh/proxy/bench.proxy");
     let args = format!(
-        "keyserver --agent {} --listen {listen} --admin none --key edge={}/edge.key --allow edge={caller}",
+        "keyserver --agent {} --listen {listen} --admin none --key edge={} --allow edge={caller}",
         mesh.agent,
-        edge.display()
+        key.display()
     );
     let args: Vec<_> = args.split(' ').map(str::to_owned).collect();
     let mut process = Process::start(mesh.dir, "keyserver", fairmesh(&args)?)?;
     let listens = async || tokio::net::TcpStream::connect(listen).await.is_ok();
     process.ready(listens).await.map_err(|why| format!("the key server {why}"))?;
+    Ok((process, listen))
+}
+
+/// Starts a network that delays the key server. Returns the address on the near side.
+async fn delay(mesh: &MeshOfProxies<'_>, listen: SocketAddr) -> Result<(RoleProcess, SocketAddr), String> {
+    let near = port()?;
     let (listen, at, ms) = (listen.to_string(), near.to_string(), DELAY_MS.to_string());
     let delay = ["delay", "--listen", &at, "--to", &listen, "--ms", &ms];
-    let (delay, _) = RoleProcess::start(mesh.dir, &delay).await?;
-    Ok((process, delay, near))
+    Ok((RoleProcess::start(mesh.dir, &delay).await?.0, near))
 }

@@ -1,7 +1,11 @@
 //! Compiles the eBPF programs with clang. Without clang the crate still builds, and reports missing programs at run
 //! time.
 
-use std::{env, fs, path::PathBuf, process::Command};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// The oldest supported version of clang, and the newest version that is searched for under a versioned name.
 const OLDEST: u32 = 14;
@@ -12,7 +16,7 @@ fn main() {
     println!("cargo:rustc-check-cfg=cfg(has_programs)");
     println!("cargo:rustc-env=KERNEL_MAPS_LAYOUT={:016x}", layout());
     let Some(out) = env::var_os("OUT_DIR") else { return };
-    let object = PathBuf::from(out).join("fairmesh.bpf.o");
+    let out = PathBuf::from(out);
     let names = (OLDEST..=NEWEST).rev().map(|version| format!("clang-{version}"));
     let mut names = ["clang".to_owned()].into_iter().chain(names);
     let Some(clang) = names.find(|name| is_suitable(name)) else {
@@ -21,20 +25,25 @@ fn main() {
         );
         return;
     };
-    let flags = ["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror", "-c"];
-    let compiled = Command::new(&clang)
-        .args(flags)
-        .arg("../../../bpf/socket/fairmesh.bpf.c")
-        .arg("-o")
-        .arg(&object)
-        .status();
-    assert!(
-        compiled.is_ok_and(|status| status.success()),
-        "{clang} does not compile bpf/socket/fairmesh.bpf.c; its errors are above"
-    );
+    for source in ["socket/fairmesh.bpf.c", "entry/redirector.bpf.c"] {
+        compile(&clang, source, &out);
+    }
     println!("cargo:rustc-cfg=has_programs");
     // Tests use this clang to compile the shared headers.
     println!("cargo:rustc-env=KERNEL_CLANG={clang}");
+}
+
+/// Compiles a source of `bpf` to an object of the same name.
+fn compile(clang: &str, source: &str, out: &Path) {
+    let object = out.join(Path::new(source).with_extension("o").file_name().unwrap_or_default());
+    let flags = ["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror", "-c"];
+    let source = Path::new("../../../bpf").join(source);
+    let compiled = Command::new(clang).args(flags).arg(&source).arg("-o").arg(&object).status();
+    assert!(
+        compiled.is_ok_and(|status| status.success()),
+        "{clang} does not compile {}; its errors are above",
+        source.display()
+    );
 }
 
 /// Hash of the map declarations, to detect maps of another release. Comments and white space do not change the hash.

@@ -71,7 +71,7 @@ export class Live {
       }
       signal.removeEventListener("abort", stop);
       if (signal.aborted) return;
-      // A stream ends once a minute, so that the right to read is judged anew.
+      // A stream ends after a minute, or once its reader may read no longer, which the next request learns.
       await new Promise((resolve) => setTimeout(resolve, pause(this.connected, performance.now() - begun)));
     }
   }

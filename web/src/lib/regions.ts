@@ -17,6 +17,27 @@ export function partlyCarried(topology: Topology | null, service: string): [stri
   return carried.filter((one): one is [string, number] => one[1] !== undefined);
 }
 
+/** The event `regionCalls`: for each step, oldest first, null in a gap. */
+export interface RegionCalls {
+  stepMs: number;
+  /** The busiest regions: the calls per second that they receive, and the part of their callers' calls that leaves them. */
+  regions: { region: string; received: (number | null)[]; crossing: (number | null)[] }[];
+  moreRegions: number;
+  /** The part of all calls that leaves its region. */
+  crossing: (number | null)[];
+}
+
+/** The load of a planned service over time by region: its calls by the calls that are a load of 1, as its servers report now. */
+export function loads(calls: RegionCalls, plan: Plan): { region: string; values: (number | null)[] }[] {
+  const each = calls.regions.map(({ region, received }) => {
+    const now = plan.regions.find((one) => one.region === region);
+    if (!now || !now.load || !(now.received > 0)) return null;
+    const capacity = now.received / now.load;
+    return { region, values: received.map((value) => (value === null ? null : value / capacity)) };
+  });
+  return each.filter((one) => one !== null);
+}
+
 /** The event `drains`. */
 export interface Drain {
   region: string;

@@ -1,5 +1,5 @@
 /** The pages by name, in the order of their links. */
-export const PAGES = { graph: "Graph", service: "Service", why: "Why", regions: "Regions", imbalance: "Imbalance", security: "Security", fleet: "Fleet" };
+export const PAGES = { graph: "Graph", service: "Service", why: "Why", traces: "Traces", regions: "Regions", imbalance: "Imbalance", security: "Security", fleet: "Fleet" };
 export type Page = keyof typeof PAGES;
 
 /** The state of the page, which is all in its URL: `#/graph?service=shop/cart&region=eu`. */

@@ -32,10 +32,18 @@ export interface Denied {
   service?: string;
   caller: string | null;
   rule: string | null;
+  /** Method and path of the calls; neither of a connection, and of servers of an older release. */
+  method: string | null;
+  path: string | null;
   audit: boolean;
   count: number;
   /** Minutes since that of the last call; 0: the present one. */
   minutesAgo: number;
+}
+
+/** The call that was refused, as its method and path, in which ids are `*`. */
+export function refusedCall({ method, path }: Denied): string {
+  return [method, path].filter(Boolean).join(" ") || "–";
 }
 
 /** When something was last counted, by its minute: the age, and the minute as a time. */

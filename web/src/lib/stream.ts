@@ -1,7 +1,7 @@
 /** Decisions about streams, apart from their state. */
 
 const RETRY_MS = 2_000;
-/** A stream that lasted ends since its right is judged anew; one that ends earlier may do so again at once, such as in a drain. */
+/** A stream that lasted ends by its age; one that ends earlier may do so again at once, such as in a drain. */
 const LASTED_MS = 30_000;
 
 /** The headers of a request by the page. A token is never sent in plaintext: the control plane would refuse it there. */

@@ -7,14 +7,13 @@
 //!
 //! A program that signs its call itself needs no permission here: the control plane judges the signer.
 
-mod attestor;
 mod claimed_services;
 mod method_permissions;
+mod program_permissions;
 mod report_sender;
 
 use std::{collections::BTreeSet, mem, sync::Arc};
 
-use attestor::{Attestor, RefusedCalls};
 use axum::{
     body::{Body, Bytes, to_bytes},
     extract::{Request, State},
@@ -34,6 +33,7 @@ use fairmesh_rib::{
 };
 use fairmesh_wire::{LogLimiter, STATEMENT, grpc_stubs::MAX_MESSAGE, transport::Services};
 use method_permissions::{Access, METHODS};
+use program_permissions::{ProgramPermissions, RefusedCalls};
 pub(crate) use report_sender::ReportSender;
 use tonic::Status;
 
@@ -44,7 +44,7 @@ use crate::identity::{AgentIdentity, is_own_user};
 pub(crate) struct Gate {
     /// Identity of the agent. `None` if the agent cannot have one; it then signs no calls.
     identity: Option<AgentIdentity>,
-    attestor: Arc<Attestor>,
+    permissions: Arc<ProgramPermissions>,
     /// The region of this agent.
     region: Region,
 }
@@ -64,7 +64,7 @@ enum Program {
 
 impl Gate {
     pub(crate) fn new(identity: Option<AgentIdentity>, upstream: FollowerHandle, region: Region) -> Self {
-        Self { identity, attestor: Arc::new(Attestor::new(upstream)), region }
+        Self { identity, permissions: Arc::new(ProgramPermissions::new(upstream)), region }
     }
 
     /// Wraps the services so that every call passes the gate.
@@ -98,8 +98,8 @@ impl Gate {
         let program = Program::of(&head.extensions);
         // Known before the mesh has a trust domain, or the agent knows of it: a program whose name changed then would be
         // counted twice until its earlier reports expire.
-        let attestor = Arc::clone(&self.attestor);
-        let mut sender = ReportSender { member: None, attestor, program: program.clone() };
+        let permissions = Arc::clone(&self.permissions);
+        let mut sender = ReportSender { member: None, permissions, program: program.clone() };
         let Some(identity) = self.member(row.access).await? else {
             head.extensions.insert(sender);
             return Ok(Request::from_parts(head, body));
@@ -177,7 +177,9 @@ impl Gate {
             true => RefusedCalls::new(),
             false => self.refused_calls(identity, program, &named).await?,
         };
-        limit_statements((path, body), |service| !refused.contains_key(service))
+        // Programs have no sums to pass on.
+        let sends_sums = matches!(program, Program::Own);
+        limit_statements((path, body), sends_sums, |service| !refused.contains_key(service))
     }
 
     async fn decide(&self, identity: &AgentIdentity, program: &Program, asked: &Asked) -> Result<(), Status> {
@@ -185,11 +187,11 @@ impl Gate {
             Program::Own => Ok(()),
             Program::Other(program) => {
                 asked.check_region(&self.region)?;
-                self.attestor.check(identity, program, asked).await
+                self.permissions.check(identity, program, asked).await
             }
             Program::Proved(id) => {
                 asked.check_region(&self.region)?;
-                self.attestor.check_proved(id, asked).await
+                self.permissions.check_proved(id, asked).await
             }
             Program::Unknown => Err(unknown()),
         }
@@ -206,8 +208,8 @@ impl Gate {
     ) -> Result<RefusedCalls, Status> {
         match program {
             Program::Own => Ok(RefusedCalls::new()),
-            Program::Other(program) => self.attestor.refused_calls(identity, program, calls).await,
-            Program::Proved(id) => self.attestor.calls_refused_to_proved(id, calls).await,
+            Program::Other(program) => self.permissions.refused_calls(identity, program, calls).await,
+            Program::Proved(id) => self.permissions.calls_refused_to_proved(id, calls).await,
             Program::Unknown => Err(unknown()),
         }
     }

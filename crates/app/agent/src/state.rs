@@ -62,7 +62,7 @@ impl Sink for UpstreamSink {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::warn!(%prefix, reason, "upstream refused the subscription");
+        tracing::info!(%prefix, reason, "upstream refused the subscription");
         self.shared.subscriptions().set(prefix, Freshness::Refused(reason.to_owned()));
         // The progress mark on disk covers all copies, but this one is no longer current.
         self.shared.disk.jobs().remove(prefix);

@@ -9,6 +9,7 @@ use std::{
 
 use clap::Args;
 use fairmesh_calls::{
+    MeshBuilder,
     discovery::ServiceState,
     forwarding::{CallInfo, route_backend_name, send_noted, service_state},
     observe::AttemptRecord,
@@ -65,9 +66,9 @@ pub struct CallArgs {
     verbose: bool,
     #[command(flatten)]
     agent: AgentTarget,
-    /// A control plane to follow instead of the agent.
-    #[arg(long, value_name = "ADDRESS")]
-    control: Option<Address>,
+    /// A control plane to follow instead of the agent: host:port or unix:/path; several are attempted in order.
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    control: Vec<Address>,
     /// A lookaside to use instead of the agent.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "control")]
     lookaside: Option<Address>,
@@ -232,16 +233,17 @@ async fn connect_mesh(args: &CallArgs) -> Result<Mesh, Invalid> {
     if let Some(identity) = &args.identity {
         mesh = mesh.identity(identity.clone());
     }
-    let mesh = match (&args.control, &args.lookaside) {
-        (Some(control), _) => {
-            mesh.control(control.clone()).location(Location::in_region(args.region.clone()))
+    let mesh = match (&args.control[..], &args.lookaside) {
+        ([_, ..], _) => {
+            let mesh = args.control.iter().cloned().fold(mesh, MeshBuilder::control);
+            mesh.location(Location::in_region(args.region.clone()))
         }
         // The agent provides the identity. Without one, a mesh with a trust domain answers nothing.
-        (None, Some(lookaside)) => match agent_beside_lookaside(args) {
+        ([], Some(lookaside)) => match agent_beside_lookaside(args) {
             Some(agent) => mesh.lookaside(lookaside.clone()).agent(agent),
             None => mesh.lookaside(lookaside.clone()),
         },
-        (None, None) => mesh.agent(args.agent.address()),
+        ([], None) => mesh.agent(args.agent.address()),
     };
     mesh.connect().await
 }
@@ -338,7 +340,7 @@ fn print_head(answer: &Response<Body>) {
 /// The failure of a call without records. If there is no agent, says how to name one.
 async fn unprepared(args: &CallArgs, cause: Fault) -> Failure {
     let address = args.agent.address();
-    let by_agent = args.control.is_none() && args.lookaside.is_none();
+    let by_agent = args.control.is_empty() && args.lookaside.is_none();
     if !by_agent || cause.kind() != FaultKind::Unavailable || connect::reaches_agent(&address).await {
         return fault(args, cause);
     }

@@ -2,7 +2,7 @@
 
 use std::{env, fs, sync::Arc, time::Duration};
 
-use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_identity::{CERTIFICATE_REJECTED, IdentityRequest, ProgramIdentity, REPAIR_REVOCATIONS};
 use fairmesh_model::SpiffePath;
 use fairmesh_wire::{
     environment,
@@ -285,9 +285,21 @@ fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -
     Some(Failure::failed_with(format!("{problem}: {lacks}"), hint))
 }
 
+/// Error for a process that rejects the certificate of this command. Only its log says why.
+fn rejected(address: &Address, error: &ConnectError) -> Failure {
+    Failure::failed_with(
+        format!("{address} accepts no connection of this command: {}", error.with_causes()),
+        format!(
+            "see the log there, and 'fairmesh identity list' for what is revoked; if the log says that the record of revocations \
+             cannot be read, replace the record {REPAIR_REVOCATIONS}"
+        ),
+    )
+}
+
 /// Error for an unreachable control plane, with the remedy.
 pub fn unreachable(address: &Address, error: &ConnectError) -> Failure {
     match error {
+        _ if error.with_causes().contains(CERTIFICATE_REJECTED) => rejected(address, error),
         _ if error.is_unknown_host() => Failure::failed_with(
             format!("no host is known by the name in {address}"),
             format!("check the name, and the DNS of this machine; or {}", address_hint(address)),

@@ -25,10 +25,9 @@ use tokio::{
 use super::{
     delay_relay,
     error::DemoError,
-    identities, kernel_form,
-    patience::Wait,
-    print_step,
+    identities, kernel_form, print_step,
     process::{Process, Program},
+    process_waits::Wait,
     tls_records::RelayCounts,
     topology::{self, DemoRegion, REGIONS},
 };

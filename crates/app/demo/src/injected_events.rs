@@ -10,9 +10,9 @@ use super::{
     call_stats::{CallStats, Phase},
     error::DemoError,
     fleet::{Fleet, STOP_TIMEOUT},
-    identities,
-    patience::Wait,
-    print_step, region_drain,
+    identities, print_step,
+    process_waits::Wait,
+    region_drain,
 };
 
 /// Timeout of a shard move. The move waits up to a minute for callers that do not acknowledge the new map.

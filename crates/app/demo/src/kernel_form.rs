@@ -15,8 +15,8 @@ pub(super) use self::attached_programs::Place;
 use super::{
     error::DemoError,
     fleet::Fleet,
-    patience::Wait,
     print_step,
+    process_waits::Wait,
     topology::{DemoRegion, REGIONS},
     unmodified_programs::{ComparedCall, predict},
 };

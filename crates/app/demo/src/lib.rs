@@ -15,8 +15,8 @@ mod injected_events;
 mod kernel_form;
 mod measured_distances;
 mod open_loop_load;
-mod patience;
 mod process;
+mod process_waits;
 mod region_drain;
 mod report;
 mod service;
@@ -44,6 +44,9 @@ use self::{
     call_stats::CallStats, fleet::Fleet, injected_events::Pace, open_loop_load::Load, report::Totals,
 };
 
+/// Calls a second that go on while the shop is kept.
+const KEPT_RATE: u32 = 9;
+
 /// Run a shop over three regions on this machine under load, inject failures, report the calls, and let other programs
 /// call it.
 #[derive(Args, Debug)]
@@ -52,7 +55,7 @@ pub struct DemoArgs {
     /// Shorter phases and less load: about a minute and a half.
     #[arg(long)]
     quick: bool,
-    /// Leave the fleet running afterwards, until Ctrl-C.
+    /// Leave the fleet running afterwards with a few calls a second, until Ctrl-C.
     #[arg(long)]
     keep: bool,
     /// Write the figures to this file as JSON.
@@ -106,12 +109,7 @@ pub async fn run(args: DemoArgs) -> Result<(), DemoError> {
     if args.keep
         && let Some(outcome) = &played
     {
-        // After an error too, so that its cause can be found. The fleet is kept even if the output is closed.
-        if let Err(error) = outcome {
-            say(&format!("\nThe demo has failed: {error}\n\n"));
-        }
-        let _ = output::write(&kept(&fleet, &dir, args.dir.is_some()));
-        terminated.await;
+        keep(&fleet, (dir.as_path(), args.dir.is_some()), outcome, terminated).await;
     }
     let outcome = played.unwrap_or_else(|| Err(interrupted()));
     // Also after an error: a server stops its children only when asked to stop.
@@ -119,6 +117,29 @@ pub async fn run(args: DemoArgs) -> Result<(), DemoError> {
     match outcome {
         Err(DemoError::ReaderGone) => stopped,
         outcome => outcome.and(stopped),
+    }
+}
+
+/// Keeps the fleet until a signal, with a few calls if the demo succeeded. Also after an error, so that its cause can
+/// be found, and if the output is closed.
+async fn keep(
+    fleet: &Fleet,
+    (dir, stays): (&Path, bool),
+    outcome: &Result<(), DemoError>,
+    terminated: impl Future<Output = ()>,
+) {
+    if let Err(error) = outcome {
+        say(&format!("\nThe demo has failed: {error}\n\n"));
+    }
+    // Without calls, the web page would show nothing after a minute.
+    let load = match outcome {
+        Ok(()) => Load::start(fleet, &Arc::new(CallStats::new()), KEPT_RATE).await.ok(),
+        Err(_) => None,
+    };
+    let _ = output::write(&kept(fleet, dir, (stays, load.is_some())));
+    terminated.await;
+    if let Some(load) = load {
+        load.stop().await;
     }
 }
 
@@ -259,12 +280,17 @@ fn show_progress(bar: &ProgressBar, tally: &CallStats, load: &Load) {
 }
 
 /// Suggests what to try while the shop runs.
-fn kept(fleet: &Fleet, dir: &Path, stays: bool) -> String {
+fn kept(fleet: &Fleet, dir: &Path, (stays, has_calls): (bool, bool)) -> String {
     // Writing to a String cannot fail.
     let mut text = String::new();
     let agent = fleet.agent_socket(topology::REGIONS[0]);
     let binary = fleet.binary.display();
-    let _ = writeln!(text, "The load has stopped; the shop runs until Ctrl-C. In another terminal:\n");
+    let load = if has_calls {
+        format!("{KEPT_RATE} calls a second go on")
+    } else {
+        "The load has stopped".to_owned()
+    };
+    let _ = writeln!(text, "{load}; the shop runs until Ctrl-C. In another terminal:\n");
     let _ = writeln!(text, "  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_socket());
     let _ = writeln!(text, "  {binary} get endpoints");
     let _ = writeln!(

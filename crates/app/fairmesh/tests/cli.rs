@@ -54,6 +54,7 @@ mod cli {
     pub(crate) mod shells;
     pub(crate) mod sim;
     pub(crate) mod spiffe;
+    pub(crate) mod startup;
     pub(crate) mod strict;
     pub(crate) mod support;
     pub(crate) mod tables;

@@ -14,7 +14,7 @@ use fairmesh_console::{
 };
 use fairmesh_control::{
     ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, GatewayLauncher, JwksLocation, OidcConfig,
-    ShadowController, TrustDomainChoice,
+    ShadowController, TraceConfig, TraceLink, TrustDomainChoice,
 };
 use fairmesh_keyserver::protect_memory;
 use fairmesh_model::{
@@ -61,6 +61,10 @@ struct ServeArgs {
     /// 'fairmesh trace'. In a mesh with a trust domain, senders prove over TLS for which services they send.
     #[arg(long, value_name = "ADDRESS")]
     traces: Option<SocketAddr>,
+    /// Link each trace to the same one in another tracing system, to which processes export too: an http or https URL with {trace} in
+    /// place of the trace id.
+    #[arg(long, value_name = "URL", requires = "traces")]
+    trace_link: Option<TraceLink>,
     /// A host name for the certificate of the admin port, which accepts TLS beside plaintext in a mesh with a trust
     /// domain: a name of this host or of a load balancer. May be repeated. The certificate always has localhost, the
     /// host's name and the port's address.
@@ -241,7 +245,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         oidc: args.oidc.config(),
         grpc: args.grpc,
         http: args.admin.0,
-        traces: args.traces,
+        traces: args.traces.map(|address| TraceConfig { address, link: args.trace_link }),
         http_names: args.admin_names,
         sources: args.sources,
         shadow_controllers: args.shadow_controllers,

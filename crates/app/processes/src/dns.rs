@@ -9,9 +9,8 @@ use clap::Args;
 use fairmesh_console::{connect, failure::Failure, stop_signals};
 use fairmesh_dns::{DnsConfig, Zone};
 use fairmesh_model::{Label, MeshRole, SpiffePath};
-use fairmesh_wire::transport::Address;
 
-use super::daemon_args::AdminAddress;
+use super::daemon_args::{AdminAddress, UpstreamArgs};
 use crate::logging::Logging;
 
 /// Arguments of `fairmesh dns`.
@@ -30,12 +29,8 @@ pub struct DnsArgs {
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7454")]
     admin: AdminAddress,
-    /// The agent to follow [default: FAIRMESH_AGENT, else the agent's default socket].
-    #[arg(long, value_name = "ADDRESS")]
-    agent: Option<Address>,
-    /// A control plane to follow, where there is no agent.
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
-    control: Option<Address>,
+    #[command(flatten)]
+    upstream: UpstreamArgs,
     #[command(flatten)]
     logging: Logging,
 }
@@ -44,15 +39,14 @@ pub struct DnsArgs {
 pub async fn run(args: DnsArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let shutdown = stop_signals::shutdown()?;
-    let agent = args.agent.unwrap_or_else(connect::agent);
     let name = Label::new("dns").map_err(|error| Failure::refused(error, "report this"))?;
     let path = SpiffePath::Mesh(MeshRole::Proxy, name);
-    let transport = connect::transport_of_agent(agent.clone(), Some(path), "dns").await;
+    let transport = connect::transport_of_agent(args.upstream.agent(), Some(path), "dns").await;
     let config = DnsConfig {
         listen: args.listen,
         zone: args.zone,
         addresses: args.address,
-        upstream: args.control.unwrap_or(agent),
+        upstreams: args.upstream.addresses(),
         transport,
         admin: args.admin.0,
     };

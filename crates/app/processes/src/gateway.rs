@@ -1,6 +1,7 @@
 //! `fairmesh gateway`.
 
 mod backend_load_text;
+mod entry_text;
 mod explain;
 mod in_force;
 mod load_actions;
@@ -10,7 +11,12 @@ mod rolling_upgrade;
 mod status;
 mod throttle;
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    net::{SocketAddr, SocketAddrV4},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::{Args, Subcommand};
 use fairmesh_calls::{
@@ -18,7 +24,8 @@ use fairmesh_calls::{
     forwarding::{with_event_loops, with_identities_only, with_principals},
 };
 use fairmesh_console::{connect, failure::Failure, stop_signals};
-use fairmesh_gateway::GatewayConfig;
+use fairmesh_gateway::{EntryConfig, GatewayConfig};
+use fairmesh_kernel::DEFAULT_ENTRY_PINS;
 use fairmesh_model::{Label, MeshRole, SpiffePath, spec};
 use fairmesh_proxy::{AccessLogConfig, Limits};
 use fairmesh_wire::transport::Address;
@@ -64,6 +71,16 @@ struct GatewayArgs {
     /// serves all services].
     #[arg(long, value_name = "NAME")]
     backend: Option<Label>,
+    /// An address that all replicas of the backend share. A router spreads connections to it over them, and redirectors in the kernel
+    /// bring each packet to the replica that holds its connection. This machine has the address on an interface, such as lo.
+    #[arg(long, value_name = "IPV4:PORT", requires = "entry_interface", requires = "backend")]
+    entry: Option<SocketAddrV4>,
+    /// The interface at which packets to the shared address arrive.
+    #[arg(long, value_name = "NAME", requires = "entry")]
+    entry_interface: Option<String>,
+    /// Directory in a BPF file system, where the redirector stays if the gateway crashes.
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_ENTRY_PINS)]
+    entry_bpffs: PathBuf,
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7441")]
     admin: AdminAddress,
@@ -162,6 +179,7 @@ async fn serve(args: GatewayArgs) -> Result<ExitCode, Failure> {
         transport,
         agent,
         backend: args.backend.clone(),
+        entry: entry(&args),
         admin: args.admin.0,
         handover: args.handover.clone(),
         cores,
@@ -174,6 +192,12 @@ async fn serve(args: GatewayArgs) -> Result<ExitCode, Failure> {
     };
     fairmesh_gateway::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The address that the replicas of the backend share.
+fn entry(args: &GatewayArgs) -> Option<EntryConfig> {
+    let (address, interface) = (args.entry?, args.entry_interface.clone()?);
+    Some(EntryConfig { address, interface, pins: args.entry_bpffs.clone() })
 }
 
 /// The limits of one tenant.

@@ -1,7 +1,7 @@
 //! `fairmesh kernel`: lets the kernel send requests of unmodified programs.
 
 mod attach;
-mod follow;
+mod container_watch;
 mod status;
 
 use std::{

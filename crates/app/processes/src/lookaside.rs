@@ -11,7 +11,7 @@ use fairmesh_lookaside::{LeaseTerms, Limits, LookasideConfig};
 use fairmesh_model::{Label, Location, MeshRole, Region, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
 
-use super::daemon_args::AdminAddress;
+use super::daemon_args::{AdminAddress, UpstreamArgs};
 use crate::logging::Logging;
 
 /// Arguments of `fairmesh lookaside`.
@@ -39,16 +39,12 @@ struct ServeArgs {
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7421")]
     admin: AdminAddress,
-    /// The agent to follow [default: FAIRMESH_AGENT, else the agent's default socket].
-    #[arg(long, value_name = "ADDRESS")]
-    agent: Option<Address>,
+    #[command(flatten)]
+    upstream: UpstreamArgs,
     /// Accept and open connections over TCP only with an identity, from the start on: for a mesh with a trust domain.
     /// Without it, a process that starts before its agent responds uses plaintext until it learns of the trust domain.
     #[arg(long)]
     require_identity: bool,
-    /// A control plane to follow, where there is no agent.
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
-    control: Option<Address>,
     /// Its region [default: that of the agent, or FAIRMESH_REGION].
     #[arg(long)]
     region: Option<Region>,
@@ -86,16 +82,15 @@ pub async fn run(args: LookasideArgs) -> Result<ExitCode, Failure> {
 async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let shutdown = stop_signals::shutdown()?;
-    let agent = args.agent.clone().unwrap_or_else(connect::agent);
     let name = Label::new("lookaside").map_err(|error| Failure::refused(error, "report this"))?;
     let path = SpiffePath::Mesh(MeshRole::Proxy, name);
-    let transport = connect::transport_of_agent(agent, Some(path), "lookaside").await;
+    let transport = connect::transport_of_agent(args.upstream.agent(), Some(path), "lookaside").await;
     if args.require_identity {
         connect::require_identity(&transport)?;
     }
     let config = LookasideConfig {
         transport: transport.clone(),
-        upstreams: vec![args.control.clone().or(args.agent.clone()).unwrap_or_else(connect::agent)],
+        upstreams: args.upstream.addresses(),
         listen: args.listen,
         admin: args.admin.0,
         lease_terms: LeaseTerms { ttl: args.lease, calls: args.lease_calls },
@@ -105,16 +100,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
             drain: args.drain_deadline,
         },
     };
-    let mut mesh = Mesh::builder().transport(transport);
-    // `FAIRMESH_CONTROL` applies to registration only. A lookaside gets its records from the agent unless `--control`
-    // is given.
-    let usual = args.control.is_none().then(connect::agent);
-    if let Some(agent) = args.agent.or(usual) {
-        mesh = mesh.agent(agent);
-    }
-    if let Some(control) = args.control {
-        mesh = mesh.control(control);
-    }
+    let mut mesh = args.upstream.follow(Mesh::builder().transport(transport));
     if let Some(region) = args.region {
         mesh = mesh.location(Location::in_region(region));
     }

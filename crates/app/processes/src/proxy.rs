@@ -14,7 +14,7 @@ use std::{
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use fairmesh_calls::{Mesh, forwarding::with_event_loops};
-use fairmesh_console::{connect, failure::Failure, stop_signals};
+use fairmesh_console::{failure::Failure, stop_signals};
 use fairmesh_dns::Zone;
 use fairmesh_model::{Invalid, Label, Location, MeshRole, Protocol, Region, ServiceName, SpiffePath, spec};
 use fairmesh_proxy::{
@@ -22,14 +22,14 @@ use fairmesh_proxy::{
     ListenerConfig, ListenerKind, ProxyConfig, ProxyError, TlsFiles, check_tls,
 };
 use fairmesh_server::default_instance;
-use fairmesh_wire::transport::{Address, Transport};
+use fairmesh_wire::transport::Transport;
 
 pub(crate) use capture::uids;
 use key_server_args::KeyServerAddress;
 pub use status::ready;
 use trace_args::TraceArgs;
 
-use super::daemon_args::{AdminAddress, host_name};
+use super::daemon_args::{AdminAddress, UpstreamArgs, host_name};
 use crate::{byte_size::read_size, logging::Logging, register};
 
 /// Arguments of `fairmesh proxy`.
@@ -112,12 +112,8 @@ struct ServeArgs {
     /// Adaptive concurrency limit: follows the latency of requests, up to --inbound-requests.
     #[arg(long, requires = "inbound")]
     inbound_adaptive: bool,
-    /// The agent to follow [default: FAIRMESH_AGENT, else the agent's default socket].
-    #[arg(long, value_name = "ADDRESS")]
-    agent: Option<Address>,
-    /// A control plane to follow, where there is no agent.
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
-    control: Option<Address>,
+    #[command(flatten)]
+    upstream: UpstreamArgs,
     /// Its region [default: that of the agent, or FAIRMESH_REGION].
     #[arg(long)]
     region: Option<Region>,
@@ -259,8 +255,8 @@ fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
         requests: args.inbound_requests,
         adaptive: args.inbound_adaptive,
         limits: limits(args),
-        agent: args.agent.clone(),
-        control: args.control.clone(),
+        agent: args.upstream.agent.clone(),
+        control: args.upstream.control.clone(),
     })
 }
 
@@ -362,9 +358,10 @@ fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyCon
 /// Settings of the client library, for the admin page.
 fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
     let inbound = args.inbound.as_ref().map(|_| format!("{:?}", args.inbound_protocol).to_lowercase());
+    let control: Vec<_> = args.upstream.control.iter().map(ToString::to_string).collect();
     let told = [
-        ("agent", args.agent.as_ref().map(ToString::to_string)),
-        ("control", args.control.as_ref().map(ToString::to_string)),
+        ("agent", args.upstream.agent.as_ref().map(ToString::to_string)),
+        ("control", (!control.is_empty()).then(|| control.join(","))),
         ("region", args.region.as_ref().map(ToString::to_string)),
         ("client-id", args.client_id.clone()),
         ("dns-zone", args.dns_zone.as_ref().map(ToString::to_string)),
@@ -402,18 +399,8 @@ async fn mesh(
     transport: Option<Transport>,
 ) -> Result<Mesh, Failure> {
     // The proxy holds handles to the called services, and so decides how long each is followed.
-    let mut mesh = with_event_loops(Mesh::builder(), cores(args))
-        .identity(identity(args))
-        .idle_timeout(args.service_idle_timeout / 10);
-    // `FAIRMESH_CONTROL` applies to registration only. A proxy gets its records from the agent unless `--control` is
-    // given.
-    let usual = args.control.is_none().then(connect::agent);
-    if let Some(agent) = args.agent.clone().or(usual) {
-        mesh = mesh.agent(agent);
-    }
-    if let Some(control) = &args.control {
-        mesh = mesh.control(control.clone());
-    }
+    let mesh = with_event_loops(Mesh::builder(), cores(args)).identity(identity(args));
+    let mut mesh = args.upstream.follow(mesh).idle_timeout(args.service_idle_timeout / 10);
     if let Some(region) = &args.region {
         mesh = mesh.location(Location::in_region(region.clone()));
     }

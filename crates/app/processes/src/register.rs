@@ -114,9 +114,9 @@ pub struct RegisterArgs {
     /// The agent to register through [default: FAIRMESH_AGENT, else FAIRMESH_CONTROL, else the agent's default socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
-    /// A control plane to register at, where there is no agent.
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
-    control: Option<Address>,
+    /// A control plane to register at, where there is no agent: host:port or unix:/path; several are attempted in order.
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', conflicts_with = "agent")]
+    control: Vec<Address>,
     /// The program does not speak HTTP: forward the bytes of connections as they are. Without this option, this command forwards
     /// requests in front of the program, counts them, and says who calls.
     #[arg(long)]

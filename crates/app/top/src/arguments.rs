@@ -78,7 +78,7 @@ impl GroupBy {
             Self::Pairs => &["CALLER", "SERVICE"],
             Self::Regions => &["FROM", "TO"],
             Self::Routes => &["SERVICE", "CLASS"],
-            Self::Denied => &["SERVICE", "CALLER", "RULE", "MODE"],
+            Self::Denied => &["SERVICE", "CALLER", "RULE", "MODE", "METHOD", "PATH"],
         }
     }
 }

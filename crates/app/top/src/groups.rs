@@ -57,6 +57,8 @@ fn denied(snapshot: &Snapshot, service: Option<&str>) -> Vec<Group> {
             or(&row.caller, "(no identity)"),
             or(&row.rule, "(no rule allows it)"),
             if row.audit { "audit".to_owned() } else { "refused".to_owned() },
+            or(&row.method, "-"),
+            or(&row.path, "-"),
         ],
         sum: CallSum {
             counts: CallCounts::ZERO.with_totals([row.count, 0, 0, 0, 0]),

@@ -1,6 +1,6 @@
 //! `fairmesh trace`: the slowest and the failed traces of the last hour, and one of them as a waterfall.
 
-use std::{collections::BTreeMap, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Args;
 use fairmesh_console::{
@@ -10,6 +10,7 @@ use fairmesh_console::{
     output::{self, Listing, ago},
 };
 use fairmesh_model::{ServiceName, Tenant};
+use fairmesh_views::waterfall;
 use fairmesh_wire::v1::{ReadTracesRequest, ReadTracesResponse, TraceSpan, TraceSummary, trace_span::Kind};
 use serde_json::{Value, json};
 
@@ -27,6 +28,9 @@ pub struct TraceArgs {
     /// Only traces of services of this tenant, and their spans.
     #[arg(long)]
     tenant: Option<Tenant>,
+    /// Only traces in which a call failed, in a list.
+    #[arg(long)]
+    failed: bool,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
@@ -55,6 +59,7 @@ pub async fn run(args: TraceArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let mut request = ReadTracesRequest {
         tenant: args.tenant.as_ref().map(ToString::to_string).unwrap_or_default(),
+        failed: args.failed,
         ..ReadTracesRequest::default()
     };
     match &args.subject {
@@ -85,13 +90,17 @@ fn list(traces: &[TraceSummary]) -> Listing {
             .to_owned(),
     );
     for trace in traces {
-        let failed = if trace.failed { "yes" } else { "no" };
+        let failed = match trace.error.as_str() {
+            "" => "no".to_owned(),
+            error if trace.failed_service == trace.service => error.to_owned(),
+            error => format!("{}: {error}", trace.failed_service),
+        };
         let cells = [
             trace.id.clone(),
             trace.service.clone(),
             trace.name.clone(),
             millis(trace.duration_us),
-            failed.to_owned(),
+            failed,
             trace.spans.to_string(),
             ago(trace.age_ms),
         ];
@@ -113,40 +122,16 @@ fn show(response: &ReadTracesResponse, format: Format) -> Result<(), Failure> {
         if response.hidden_spans > 0 {
             output::note(format!("{} spans of services of other tenants are hidden", response.hidden_spans));
         }
+        if !response.link.is_empty() {
+            output::note(format!("see also {}", response.link));
+        }
         return Ok(());
     }
     let mut document = response.traces.first().map_or_else(|| json!({}), summary);
     document["hiddenSpans"] = json!(response.hidden_spans);
+    document["link"] = json!((!response.link.is_empty()).then_some(&response.link));
     document["spans"] = spans.iter().map(|(depth, span)| item(*depth, span)).collect();
     output::print_one(format, &document, "")
-}
-
-/// Orders spans so that each follows its parent, and adds their depths. Spans without a known parent are roots.
-fn waterfall(spans: &[TraceSpan]) -> Vec<(usize, &TraceSpan)> {
-    // A proxy exports its own span for the request of a caller's attempt: both may have the same id.
-    let is_known = |id: u64, child: &TraceSpan| {
-        id != 0 && spans.iter().any(|span| span.id == id && !std::ptr::eq(span, child))
-    };
-    let mut children = BTreeMap::<u64, Vec<&TraceSpan>>::new();
-    for span in spans {
-        let parent = if is_known(span.parent, span) { span.parent } else { 0 };
-        children.entry(parent).or_default().push(span);
-    }
-    let mut ordered = Vec::new();
-    let mut stack: Vec<(usize, &TraceSpan)> = Vec::new();
-    let push = |stack: &mut Vec<_>, depth, children: Option<Vec<_>>| {
-        stack.extend(children.into_iter().flatten().rev().map(|span| (depth, span)));
-    };
-    push(&mut stack, 0, children.remove(&0));
-    loop {
-        while let Some((depth, span)) = stack.pop() {
-            ordered.push((depth, span));
-            push(&mut stack, depth + 1, children.remove(&span.id));
-        }
-        // Spans that name each other as parents, which no process exports, are shown nevertheless.
-        let Some((_, rest)) = children.pop_first() else { return ordered };
-        push(&mut stack, 0, Some(rest));
-    }
 }
 
 fn row(depth: usize, span: &TraceSpan, end_us: u64) -> Vec<String> {
@@ -188,6 +173,9 @@ fn summary(trace: &TraceSummary) -> Value {
     json!({
         "id": trace.id, "service": trace.service, "name": trace.name, "durationUs": trace.duration_us,
         "failed": trace.failed, "spanCount": trace.spans, "ageMs": trace.age_ms,
+        "status": (trace.status != 0).then_some(trace.status),
+        "error": (!trace.error.is_empty()).then_some(&trace.error),
+        "failedService": (!trace.failed_service.is_empty()).then_some(&trace.failed_service),
     })
 }
 
@@ -225,23 +213,6 @@ mod tests {
         let id = "0AF7651916CD43DD8448EB211C80319C";
         assert_eq!(subject(id), Ok(Subject::Id(id.to_lowercase())));
         assert!(subject("cart").is_err());
-    }
-
-    #[test]
-    fn trace_output_lists_all_spans_after_their_parents() {
-        let spans = [
-            span(1, 0, (0, 100)),
-            span(2, 1, (10, 40)),
-            span(3, 1, (50, 50)),
-            span(4, 2, (20, 10)),
-            span(5, 99, (60, 10)),
-            span(6, 7, (70, 1)),
-            span(7, 6, (70, 1)),
-            span(8, 8, (80, 1)),
-        ];
-        let order: Vec<_> = waterfall(&spans).iter().map(|(depth, span)| (*depth, span.id)).collect();
-        assert_eq!(order[..6], [(0, 1), (1, 2), (2, 4), (1, 3), (0, 5), (0, 8)]);
-        assert_eq!(order.len(), spans.len());
     }
 
     #[test]

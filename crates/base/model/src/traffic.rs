@@ -19,9 +19,10 @@ pub use call_counts::{
 pub use load_rings::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES};
 pub use region_drain::{DrainPhase, RegionDrain};
 pub use report::{
-    CallNode, CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE, MAX_REPORT_AGE,
-    MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum, ServedPath, ServedRates,
-    ServerRates, SummedAge, TrafficReport, UTILISATION_BUCKETS, UTILISATION_LEVELS,
+    CallNode, CallPath, CallRates, MAX_CALL_PATHS, MAX_CALLING_PROCESSES, MAX_INCOMPLETE_SERVICES,
+    MAX_INCOMPLETE_TENANTS, MAX_RATE, MAX_REPORT_AGE, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS,
+    MAX_SERVER_GROUPS, MetricSum, ServedPath, ServedRates, ServerRates, SummedAge, TrafficReport,
+    UTILISATION_BUCKETS, UTILISATION_LEVELS,
 };
 
 pub use region_table::{

@@ -12,12 +12,13 @@ const MAX_TENANTS: usize = 4_096;
 /// Services of lost reports.
 ///
 /// Losses of limited senders are kept by tenant, each with its own bound: a tenant with many losses hides neither those
-/// of others nor its own. Services of other tenants in a lost report of a limited sender are not noted: the sender could
-/// keep any service from being planned. Its calls to them are missing as if it had not reported them.
+/// of others nor its own. A tenant whose losses are beyond its bound is named as a whole. Services of other tenants in a
+/// lost report of a limited sender are not noted: the sender could keep any service from being planned. Its calls to
+/// them are missing as if it had not reported them.
 #[derive(Debug, Default)]
 pub(crate) struct MissedServices {
     of_mesh: MissedNames,
-    /// Losses of limited senders.
+    /// Losses of limited senders, and tenants of which reports said that any service may be incomplete.
     by_tenant: BTreeMap<Tenant, MissedNames>,
 }
 
@@ -44,8 +45,19 @@ impl MissedServices {
                 self.of_mesh.note_all(void_at_ms);
             }
         }
+        for tenant in report.incomplete_tenants.iter().filter(|tenant| source.speaks_for_tenant(tenant)) {
+            self.note_tenant(tenant, void_at_ms);
+        }
         if report.all_incomplete {
             self.note_all_of(source, void_at_ms);
+        }
+    }
+
+    /// Notes that any service of a tenant may be missed.
+    fn note_tenant(&mut self, tenant: &Tenant, void_at_ms: u64) {
+        match self.of_tenant(tenant) {
+            Some(missed) => missed.note_all(void_at_ms),
+            None => self.of_mesh.note_all(void_at_ms),
         }
     }
 
@@ -56,12 +68,7 @@ impl MissedServices {
             _ if source.owner.is_limited => return,
             _ => return self.of_mesh.note_all(void_at_ms),
         };
-        for tenant in tenants {
-            match self.of_tenant(tenant) {
-                Some(missed) => missed.note_all(void_at_ms),
-                None => self.of_mesh.note_all(void_at_ms),
-            }
-        }
+        tenants.iter().for_each(|tenant| self.note_tenant(tenant, void_at_ms));
     }
 
     /// The losses of a tenant; `None` if there are too many tenants.
@@ -93,6 +100,11 @@ impl MissedServices {
     /// Whether data of any service may be missing.
     pub(crate) fn is_all(&self, now_ms: u64) -> bool {
         self.of_mesh.is_all(now_ms)
+    }
+
+    /// The tenants of which data of any service may be missing.
+    pub(crate) fn tenants(&self, now_ms: u64) -> impl Iterator<Item = &Tenant> {
+        self.by_tenant.iter().filter(move |(_, missed)| missed.is_all(now_ms)).map(|(tenant, _)| tenant)
     }
 
     /// The noted names. Further services may be missing.

@@ -8,6 +8,8 @@ use fairmesh_model::{
     arith::mix64,
 };
 
+use crate::report_sums::bound_tenants;
+
 /// The most parts of a report: they have room for the groups of servers of 1,000 services in 50 regions, also where hashing fills
 /// them unevenly.
 const MAX_PARTS: u64 = 256;
@@ -62,9 +64,10 @@ impl ReportParts {
             messages.push(report);
             return messages;
         }
-        let TrafficReport { calls, servers, served, .. } = report;
+        let TrafficReport { calls, processes, servers, served, .. } = report;
         let rest = TrafficReport {
             calls: BTreeMap::new(),
+            processes: BTreeMap::new(),
             servers: BTreeMap::new(),
             served: BTreeMap::new(),
             ..report
@@ -74,6 +77,9 @@ impl ReportParts {
         let mut position = Position { reporter: rest.reporter, parts, last: None };
         for (path, rates) in calls {
             divided[position.of(&path.service)].calls.insert(path, rates);
+        }
+        for ((service, region), names) in processes {
+            divided[position.of(&service)].processes.insert((service, region), names);
         }
         for ((service, region), rates) in servers {
             divided[position.of(&service)].servers.insert((service, region), rates);
@@ -100,11 +106,15 @@ impl ReportParts {
     fn take_names(&mut self, report: &mut TrafficReport) -> Vec<TrafficReport> {
         // One name more would stand for all services.
         const ROOM: usize = MAX_INCOMPLETE_SERVICES - 1;
+        bound_tenants(report);
+        // A report of which all services are incomplete needs no names. Receivers of the previous release know it by a full list.
+        let room = if report.all_incomplete { MAX_INCOMPLETE_SERVICES } else { ROOM };
         let mut beyond = Vec::new();
-        if !report.all_incomplete
-            && let Some(first) = report.incomplete.iter().nth(ROOM).cloned()
-        {
+        if let Some(first) = report.incomplete.iter().nth(room).cloned() {
             beyond = report.incomplete.split_off(&first).into_iter().collect();
+        }
+        if report.all_incomplete {
+            beyond.clear();
         }
         let mut chunks = beyond.chunks(ROOM);
         self.names = chunks.len() as u64;

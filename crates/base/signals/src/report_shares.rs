@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use fairmesh_model::{ServiceName, access::Reach};
+use fairmesh_model::{ServiceName, Tenant, access::Reach};
 
 /// The owner of the room that a report takes: a process of the mesh, or the tenants for which its senders report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,7 +48,12 @@ impl ReportSource {
     /// keep each service that it may call from being planned. A sender that reports rows of the service was rejected as a
     /// condition, since it can invent one.
     pub(crate) fn speaks_for(&self, service: &ServiceName) -> bool {
-        !self.owner.is_limited || self.tenants.includes(&service.tenant)
+        self.speaks_for_tenant(&service.tenant)
+    }
+
+    /// Whether any service of a tenant may be incomplete if this sender says so.
+    pub(crate) fn speaks_for_tenant(&self, tenant: &Tenant) -> bool {
+        !self.owner.is_limited || self.tenants.includes(tenant)
     }
 }
 
@@ -381,6 +386,15 @@ pub(crate) mod tests {
         assert_eq!(found.collect::<Vec<_>>(), [(blue, true), (green.clone(), false), (last.clone(), true)]);
         let sum = sums.sum_of_all(0);
         assert!(sum.is_incomplete(&last) && !sum.is_incomplete(&green), "in the report of a relay too");
+        // Receivers learn of services that no report of the relay names, but from a limited relay only of its tenants.
+        for (relay, marks_blue) in [(ReportSource::of_mesh(), true), (limited("red"), false)] {
+            let mut above = ReportSums::new(LIMITS);
+            let passed_on = TrafficReport { reporter: 9, ..sum.clone() };
+            assert_eq!(above.record(&relay, passed_on, 0), Taken::Kept);
+            let unnamed = ["blue", "red", "green"].map(|tenant| service(tenant, 9_000));
+            let incomplete = unnamed.map(|service| above.sum_of_all(0).is_incomplete(&service));
+            assert_eq!(incomplete, [marks_blue, true, false]);
+        }
         assert!(!sums.sums_by_service(&[last].into(), 60_500).any(|(_, sum)| sum.is_incomplete));
     }
 

@@ -5,8 +5,9 @@ use std::{
 };
 
 use fairmesh_model::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS,
-    MAX_SERVER_GROUPS, ServedPath, ServedRates, ServiceName, TrafficReport,
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_CALLING_PROCESSES, MAX_INCOMPLETE_SERVICES,
+    MAX_INCOMPLETE_TENANTS, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, ServedPath,
+    ServedRates, ServiceName, TrafficReport,
 };
 
 use crate::{
@@ -113,6 +114,7 @@ impl ReportSums {
     pub fn record(&mut self, source: &ReportSource, mut report: TrafficReport, now_ms: u64) -> Taken {
         let (owner, key) = (&source.owner, (Arc::clone(&source.sender), report.reporter));
         report.incomplete.retain(|service| source.speaks_for(service));
+        report.incomplete_tenants.retain(|tenant| source.speaks_for_tenant(tenant));
         if is_of_nothing(&report) {
             self.remove(&key);
             return Taken::Kept;
@@ -152,18 +154,28 @@ impl ReportSums {
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
         let incomplete = self.missed.names().cloned().collect();
+        let incomplete_tenants = self.missed.tenants(now_ms).cloned().collect();
         let all_incomplete = self.missed.is_all(now_ms);
-        let mut sum = TrafficReport { incomplete, all_incomplete, ..TrafficReport::default() };
+        let mut sum =
+            TrafficReport { incomplete, incomplete_tenants, all_incomplete, ..TrafficReport::default() };
         for LiveReport { report, at_ms, .. } in self.by_reporter.values() {
             let kept = Duration::from_millis(now_ms.saturating_sub(*at_ms));
             sum.regions.extend(report.regions.iter().cloned());
             sum.left_out = sum.left_out.saturating_add(report.left_out);
             sum.incomplete.extend(report.incomplete.iter().cloned());
+            sum.incomplete_tenants.extend(report.incomplete_tenants.iter().cloned());
             sum.all_incomplete |= report.all_incomplete;
             for (path, rates) in &report.calls {
                 let mut rates = *rates;
                 rates.grow_older(kept);
                 *sum.calls.entry(path.clone()).or_default() += rates;
+            }
+            for (key, names) in &report.processes {
+                let sum = sum.processes.entry(key.clone()).or_default();
+                sum.extend(names.iter().cloned());
+                while sum.len() > MAX_CALLING_PROCESSES {
+                    sum.pop_last();
+                }
             }
             for (group, rates) in &report.servers {
                 let sum = sum.servers.entry(group.clone()).or_default();
@@ -175,7 +187,8 @@ impl ReportSums {
                 *sum.served.entry(path.clone()).or_default() += *rates;
             }
         }
-        // Also those of a tenant whose missed services have no room for their names.
+        // Also those of a tenant whose missed services have no room for their names: receivers of the previous release
+        // know no incomplete tenants.
         let called = sum.calls.keys().map(|path| &path.service);
         let named = called.chain(sum.servers.keys().map(|(service, _)| service));
         let missed: BTreeSet<_> = named.filter(|service| self.missed.has(service, now_ms)).cloned().collect();
@@ -259,6 +272,7 @@ pub fn bound(mut report: TrafficReport) -> TrafficReport {
         report.incomplete.insert(service.clone());
     }
     report.left_out = report.left_out.saturating_add(beyond);
+    bound_tenants(&mut report);
     report.all_incomplete |= report.incomplete.len() >= MAX_INCOMPLETE_SERVICES;
     report.incomplete = report.incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
     report.regions = report.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
@@ -266,6 +280,14 @@ pub fn bound(mut report: TrafficReport) -> TrafficReport {
     report.servers = report.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
     report.served = bound_served(report.served);
     report
+}
+
+/// Leaves no more tenants in a report than one message has room for. If too many are incomplete, all services are.
+pub(crate) fn bound_tenants(report: &mut TrafficReport) {
+    if report.incomplete_tenants.len() > MAX_INCOMPLETE_TENANTS {
+        report.incomplete_tenants.clear();
+        report.all_incomplete = true;
+    }
 }
 
 /// Merges calls of different parents, then of different callers, until they fit into [`MAX_CALL_PATHS`]. Regional
@@ -302,11 +324,13 @@ fn bound_served(served: BTreeMap<ServedPath, ServedRates>) -> BTreeMap<ServedPat
 }
 
 fn is_of_nothing(report: &TrafficReport) -> bool {
-    rows(report) == 0 && report.served.is_empty() && report.regions.is_empty() && report.left_out == 0
+    let says_nothing = report.regions.is_empty() && report.left_out == 0 && !report.all_incomplete;
+    rows(report) == 0 && report.served.is_empty() && says_nothing
 }
 
 fn rows(report: &TrafficReport) -> usize {
-    report.calls.len() + report.servers.len() + report.incomplete.len()
+    let incomplete = report.incomplete.len() + report.incomplete_tenants.len();
+    report.calls.len() + report.servers.len() + incomplete
 }
 
 #[cfg(test)]

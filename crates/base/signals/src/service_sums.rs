@@ -5,7 +5,7 @@ use std::{
     vec,
 };
 
-use fairmesh_model::{CallPath, CallRates, Region, ServerRates, ServiceName, TrafficReport};
+use fairmesh_model::{CallPath, CallRates, Region, ServerRates, ServiceName, Tenant, TrafficReport};
 
 /// The sum of all reports about one service. The age of the data includes the time since each report arrived.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,6 +27,7 @@ pub struct ServiceSum {
 pub struct ServiceSums<'a> {
     heard: BTreeSet<Region>,
     incomplete: BTreeSet<&'a ServiceName>,
+    incomplete_tenants: BTreeSet<&'a Tenant>,
     all_incomplete: bool,
     rows: Zip<vec::IntoIter<&'a ServiceName>, vec::IntoIter<ServiceRows<'a>>>,
 }
@@ -55,9 +56,11 @@ impl<'a> ServiceSums<'a> {
         let names: Vec<&ServiceName> = services.iter().collect();
         let mut rows = vec![ServiceRows::default(); names.len()];
         let (mut heard, mut incomplete, mut all_incomplete) = (BTreeSet::new(), BTreeSet::new(), false);
+        let mut incomplete_tenants = BTreeSet::new();
         for (report, kept) in reports {
             heard.extend(report.regions.iter().cloned());
             incomplete.extend(&report.incomplete);
+            incomplete_tenants.extend(&report.incomplete_tenants);
             all_incomplete |= report.all_incomplete;
             // Rows of the same service are adjacent.
             let mut position = Position { names: &names, last: None };
@@ -72,7 +75,7 @@ impl<'a> ServiceSums<'a> {
                 }
             }
         }
-        Self { heard, incomplete, all_incomplete, rows: names.into_iter().zip(rows) }
+        Self { heard, incomplete, incomplete_tenants, all_incomplete, rows: names.into_iter().zip(rows) }
     }
 
     /// Marks a service as incomplete.
@@ -91,7 +94,8 @@ impl<'a> Iterator for ServiceSums<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let (service, rows) = self.rows.next()?;
-        let is_incomplete = self.all_incomplete || self.incomplete.contains(service);
+        let is_named = self.incomplete.contains(service) || self.incomplete_tenants.contains(&service.tenant);
+        let is_incomplete = self.all_incomplete || is_named;
         Some((service, rows.sum(is_incomplete)))
     }
 }

@@ -3,9 +3,9 @@
 pub(crate) mod authorization_rules;
 mod caller_permissions;
 mod config_history;
+mod manual_region_tables;
 mod partition_split;
 mod planned_write;
-mod policy_region_tables;
 pub(crate) mod route_quota_check;
 pub(crate) mod service_identity_check;
 
@@ -20,7 +20,7 @@ use fairmesh_rib::{
     server::WriteError,
 };
 use fairmesh_store::{PartitionedStore, Store, write_author::saying};
-use fairmesh_traces::Traces;
+use fairmesh_traces::{Traces, read_traces};
 use fairmesh_views::Scope;
 use fairmesh_wire::{identity_of, record_encoding, run_blocking, software_of, transport::Waits, v1};
 use tokio::{
@@ -36,7 +36,6 @@ use crate::{
     controllers,
     reports::CallViews,
     store_error::write_error,
-    traces,
     wall_clock::now_ms,
     zone_probes::ZoneProbes,
 };
@@ -167,7 +166,7 @@ impl v1::admin_server::Admin for AdminService {
         &self,
         request: Request<v1::ReadTracesRequest>,
     ) -> Result<Response<v1::ReadTracesResponse>, Status> {
-        traces::read(self.traces.as_ref(), request.into_inner()).map(Response::new)
+        read_traces(self.traces.as_ref(), request.get_ref()).map(Response::new)
     }
 
     async fn read_probes(

@@ -54,8 +54,10 @@ pub use controllers::ShadowController;
 pub use error::ControlError;
 pub use fairmesh_gateway_control::GatewayLauncher;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
+pub use fairmesh_traces::TraceLink;
 pub use http_fetch::{FetchError, MAX_JWKS_DOCUMENT, WebUrl, fetch};
 pub use server::{Control, partition_store, renew_store_id};
+pub use traces::TraceConfig;
 pub use user_tokens::{JwksLocation, OidcConfig};
 
 /// Name of this software in handshakes.
@@ -100,8 +102,8 @@ pub struct ControlConfig {
     pub grpc: Vec<Address>,
     /// Listening address of HTTP; `None` serves no pages.
     pub http: Option<SocketAddr>,
-    /// Address on which the control plane receives spans by OTLP over HTTP. With `None`, it keeps no spans.
-    pub traces: Option<SocketAddr>,
+    /// How the control plane receives spans. With `None`, it keeps none.
+    pub traces: Option<TraceConfig>,
     /// Host names under which web clients reach this control plane, in addition to this machine's name.
     pub http_names: Vec<String>,
     /// The issuer of user tokens. `None` refuses all tokens.

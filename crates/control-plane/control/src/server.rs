@@ -117,7 +117,7 @@ impl Control {
         }
         let http =
             AdminListener::bind_optional(config.http, &listeners, &listener_table::CONTROL_HTTP).await?;
-        let traces = TraceListener::bind(config.traces, &listeners).await?;
+        let traces = TraceListener::bind(config.traces.as_ref(), &listeners).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         log_addresses(&grpc, http.as_ref());
         tracing::info!(store = %store.id(), revision, place = %store_location(&config), "store opened");

@@ -1,19 +1,26 @@
-//! Receives spans that processes export to this control plane, and serves traces to operators.
+//! Receives spans that processes export to this control plane.
 
 use std::net::SocketAddr;
 
 use fairmesh_listen::{Limits, Listeners, PageListener, listener_table};
-use fairmesh_model::{Invalid, ServiceName, Tenant};
-use fairmesh_traces::{TraceLimits, TraceView, Traces};
-use fairmesh_wire::{transport::Transport, v1};
+use fairmesh_traces::{TraceLimits, TraceLink, Traces};
+use fairmesh_wire::transport::Transport;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 
 use crate::{
     ControlError,
     access::{Access, guard_spans},
     http::secure,
 };
+
+/// Configuration of the traces that a control plane keeps.
+#[derive(Clone, Debug)]
+pub struct TraceConfig {
+    /// Address on which the control plane receives spans by OTLP over HTTP.
+    pub address: SocketAddr,
+    /// Link to the same traces in another tracing system.
+    pub link: Option<TraceLink>,
+}
 
 /// The listener for spans.
 #[derive(Debug)]
@@ -28,14 +35,14 @@ impl TraceListener {
     /// # Errors
     /// The address cannot be bound.
     pub(crate) async fn bind(
-        address: Option<SocketAddr>,
+        config: Option<&TraceConfig>,
         listeners: &Listeners,
     ) -> Result<Option<Self>, ControlError> {
-        let Some(address) = address else { return Ok(None) };
+        let Some(TraceConfig { address, link }) = config.cloned() else { return Ok(None) };
         let acceptor = listeners.acceptor(&listener_table::CONTROL_TRACES, Limits::pages());
         let bound = PageListener::bind(address, acceptor).await;
         let listener = bound.map_err(|source| ControlError::Traces { address, source })?;
-        Ok(Some(Self { listener, traces: Traces::new(TraceLimits::CONTROL_PLANE) }))
+        Ok(Some(Self { listener, traces: Traces::new(TraceLimits::CONTROL_PLANE, link) }))
     }
 
     /// The traces built from the received spans.
@@ -49,35 +56,4 @@ impl TraceListener {
         let secured = |stream| secure(stream, transport.clone());
         self.listener.serve_secured(router, secured, stopping).await;
     }
-}
-
-/// Reads traces for an operator.
-///
-/// # Errors
-/// This control plane receives no spans, the trace does not exist, or a name is malformed.
-pub(crate) fn read(
-    traces: Option<&Traces>,
-    request: v1::ReadTracesRequest,
-) -> Result<v1::ReadTracesResponse, Status> {
-    let traces = traces.ok_or_else(|| {
-        Status::failed_precondition("this control plane takes no spans; start it with --traces ADDRESS")
-    })?;
-    let invalid = |problem: Invalid| Status::invalid_argument(problem.to_string());
-    let view = match (request.service.as_str(), request.tenant.as_str()) {
-        ("", "") => TraceView::All,
-        ("", tenant) => TraceView::Tenant(Tenant::new(tenant).map_err(invalid)?),
-        (service, _) => TraceView::Service(ServiceName::new(service).map_err(invalid)?),
-    };
-    let malformed = || Status::invalid_argument("id: write the 32 hexadecimal digits of a trace");
-    let id = match request.id.as_str() {
-        "" => None,
-        id if id.len() == 32 => Some(u128::from_str_radix(id, 16).map_err(|_| malformed())?),
-        _ => return Err(malformed()),
-    };
-    traces.read(&view, id).ok_or_else(|| {
-        Status::not_found(format!(
-            "there is no trace {}; it was neither slow nor failed, is older than an hour, or was not exported to this control plane",
-            request.id
-        ))
-    })
 }

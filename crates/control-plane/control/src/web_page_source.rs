@@ -12,7 +12,7 @@ use fairmesh_rib::{
     access::{AccessControl, Caller, Need},
 };
 use fairmesh_views::{HypotheticalCall, Scope, StoredRecord, View, every_kind};
-use fairmesh_web::{AuditLog, Audited, Certificate, InstanceLoad, Refusal, Source};
+use fairmesh_web::{AuditLog, Audited, Certificate, InstanceLoad, Refusal, RegionSteps, Source};
 use fairmesh_wire::v1;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
@@ -57,6 +57,10 @@ impl Source for PageSource {
 
     fn steps(&self, service: &ServiceName, window: Duration) -> Vec<Option<(CallCounts, Duration)>> {
         self.calls.steps(service, window)
+    }
+
+    fn region_steps(&self, scope: &Scope, window: Duration) -> RegionSteps {
+        self.calls.region_steps(scope, window)
     }
 
     fn records(&self, scope: &Scope, kinds: &[RecordKind]) -> Vec<StoredRecord> {

@@ -11,8 +11,8 @@ use std::{
 };
 
 use fairmesh_backend_loads::{
-    Alert, BackendLoad, Cause, Crashed, Limited, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts,
-    ServiceDays, ServiceTrend,
+    Alert, BackendLoad, Cause, Crashed, EntryLoad, Limited, LoadBoard, MAX_SERVICES, ReplicaLoad, Report,
+    ServiceCounts, ServiceDays, ServiceTrend,
 };
 use fairmesh_metrics::Register as _;
 use fairmesh_model::{Invalid, Label, Record, RecordKey, ServiceName};
@@ -22,6 +22,8 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 use tonic::Status;
 
+/// Maximum number of replicas that a report calls unreachable: a backend has no more.
+const MAX_UNREACHABLE: usize = 64;
 /// Maximum number of a backend's services that are shown.
 const MAX_SHOWN: usize = 128;
 
@@ -237,7 +239,36 @@ fn report(request: v1::ReportGatewayRequest) -> Result<Report, Invalid> {
         services,
         is_leaving: request.leaving,
         is_first: request.first,
+        entry: request.entry.map(entry_load).transpose()?,
     })
+}
+
+fn entry_load(entry: v1::GatewayEntry) -> Result<EntryLoad, Invalid> {
+    let hint = "write an IP address and a port";
+    let parse = |text: &String| {
+        text.parse().map_err(|_| Invalid::new("entry", format!("'{text}' is no address"), hint))
+    };
+    Ok(EntryLoad {
+        address: parse(&entry.address)?,
+        head_buckets: entry.head_buckets,
+        buckets: entry.buckets,
+        begun: entry.begun,
+        passed_on: entry.passed_on,
+        unclaimed: entry.unclaimed,
+        unreachable: entry.unreachable.iter().take(MAX_UNREACHABLE).map(parse).collect::<Result<_, _>>()?,
+    })
+}
+
+fn entry_message(load: &EntryLoad) -> v1::GatewayEntry {
+    v1::GatewayEntry {
+        address: load.address.to_string(),
+        head_buckets: load.head_buckets,
+        buckets: load.buckets,
+        begun: load.begun,
+        passed_on: load.passed_on,
+        unclaimed: load.unclaimed,
+        unreachable: load.unreachable.iter().map(ToString::to_string).collect(),
+    }
 }
 
 fn replica_message(load: &ReplicaLoad) -> v1::GatewayReplicaLoad {
@@ -251,6 +282,7 @@ fn replica_message(load: &ReplicaLoad) -> v1::GatewayReplicaLoad {
         open: load.open,
         requests: thousandths(load.requests),
         errors: thousandths(load.errors),
+        entry: load.entry.as_ref().map(entry_message),
     }
 }
 
@@ -358,6 +390,37 @@ pub(crate) mod tests {
         let leaving = v1::ReportGatewayRequest { leaving: true, ..request("10.0.0.1:1", "red/web") };
         loads.exchange(leaving).unwrap();
         assert_eq!(loads.read().replicas, []);
+    }
+
+    #[test]
+    fn shared_address_of_replica_is_shown_with_packets_per_second() {
+        let loads = loads_of(&["gw-1"]);
+        let entry = v1::GatewayEntry {
+            address: "10.99.0.1:7440".into(),
+            head_buckets: 1_024,
+            buckets: 4_096,
+            begun: 3,
+            passed_on: 500,
+            unclaimed: 1,
+            unreachable: vec!["10.0.0.2:1".into()],
+        };
+        let with = |entry, span_ms| v1::ReportGatewayRequest {
+            entry: Some(entry),
+            span_ms,
+            ..request("10.0.0.1:1", "red/web")
+        };
+        loads.exchange(with(entry.clone(), 2_000)).unwrap();
+        let shown = v1::GatewayEntry { begun: 1_500, passed_on: 250_000, unclaimed: 500, ..entry.clone() };
+        assert_eq!(loads.read().replicas[0].entry, Some(shown));
+        for entry in [
+            v1::GatewayEntry { address: "10.99.0.1".into(), ..entry.clone() },
+            v1::GatewayEntry { unreachable: vec!["gw-2".into()], ..entry },
+        ] {
+            let refused = loads.exchange(with(entry, 1_000)).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+        }
+        loads.exchange(request("10.0.0.1:1", "red/web")).unwrap();
+        assert_eq!(loads.read().replicas[0].entry, None, "it runs without --entry now");
     }
 
     #[test]

@@ -26,5 +26,5 @@ pub use load_board::{
     ALERT_LEVEL, Alert, BackendLoad, INTERVAL, LoadBoard, MAX_REPLICAS, REPORTS_PER_SECOND, ReplicaLoad,
     SAFE_LEVEL,
 };
-pub use replica_report::{MAX_SERVICES, Report, ServiceCounts};
+pub use replica_report::{EntryLoad, MAX_SERVICES, Report, ServiceCounts};
 pub use trend::{ServiceTrend, Trend};

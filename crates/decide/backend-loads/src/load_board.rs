@@ -12,7 +12,7 @@ use crate::{
     cause::{Cause, Evidence, served},
     crashes::{CRASHED_FOR, Crashed},
     limited_services::{Limited, LimitedServices},
-    replica_report::{MAX_SERVICES, Report},
+    replica_report::{EntryLoad, MAX_SERVICES, Report},
     trend::{Frozen, ServiceTrend, Trend, per_second},
 };
 
@@ -84,6 +84,7 @@ struct Replica {
     services: BTreeMap<ServiceName, ServiceTrend>,
     /// Whether its silence counts as a crash already.
     is_crashed: bool,
+    entry: Option<EntryLoad>,
 }
 
 /// An alert: a backend uses too much of its CPU limit.
@@ -116,6 +117,8 @@ pub struct ReplicaLoad {
     pub requests: f64,
     /// Responses with a status of 4xx or 5xx per second, over all services.
     pub errors: f64,
+    /// The address that the replicas of its backend share, if they do.
+    pub entry: Option<EntryLoad>,
 }
 
 /// Sum of the live replicas of one backend.
@@ -344,6 +347,7 @@ impl Replica {
             all: ServiceTrend::first(report.all.rates(span)),
             services: services.collect(),
             is_crashed: false,
+            entry: report.entry.map(|entry| entry.per_second(span)),
         }
     }
 
@@ -376,6 +380,7 @@ impl Replica {
             memory: report.memory,
             open: report.open,
             is_crashed: false,
+            entry: report.entry.map(|entry| entry.per_second(span)),
             ..self
         }
     }
@@ -436,6 +441,7 @@ impl Replica {
             open: self.open,
             requests: self.all.requests.recent,
             errors: self.all.errors.recent,
+            entry: self.entry.clone(),
         }
     }
 }

@@ -33,6 +33,42 @@ pub struct Report {
     pub is_leaving: bool,
     /// Whether this is the first report of a process that has not taken over from a running one.
     pub is_first: bool,
+    /// The address that the replicas of the backend share, if they do.
+    pub entry: Option<EntryLoad>,
+}
+
+/// The address that the replicas of a backend share, as one of them sees it. Packets are counts of the interval in a report, and
+/// thousandths per second in a load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntryLoad {
+    /// The address.
+    pub address: SocketAddr,
+    /// Buckets whose new connections come to this replica.
+    pub head_buckets: u32,
+    /// All buckets.
+    pub buckets: u32,
+    /// First packets of connections that began here.
+    pub begun: u64,
+    /// Packets passed on to other replicas.
+    pub passed_on: u64,
+    /// Packets of connections that no replica holds.
+    pub unclaimed: u64,
+    /// Replicas whose machines do not answer.
+    pub unreachable: Vec<SocketAddr>,
+}
+
+impl EntryLoad {
+    /// The load for a report of an interval.
+    pub(crate) fn per_second(self, span: Duration) -> Self {
+        let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX).max(1);
+        let rate = |count: u64| count.saturating_mul(1_000_000) / millis;
+        Self {
+            begun: rate(self.begun),
+            passed_on: rate(self.passed_on),
+            unclaimed: rate(self.unclaimed),
+            ..self
+        }
+    }
 }
 
 /// Counts of one service in the interval.

@@ -14,11 +14,14 @@
 //! A service whose calls harm backends is moved to sandbox backends, which serve nothing else. They are no part of the
 //! combinations: what is in the sandbox is not kept apart from each other.
 //!
+//! Within a backend, [`BucketTable`] divides connections to the address that its replicas share.
+//!
 //! A backend that is down changes no plan. Nodes use the other backends, and services moved off the failed one could
 //! take down the next ones.
 
 mod backend_choice;
 mod backend_set;
+mod bucket_table;
 mod fleet;
 mod growth;
 mod input;
@@ -29,6 +32,7 @@ mod plan;
 mod sandbox;
 mod scatter;
 
+pub use bucket_table::{BUCKETS, BucketTable, CHAIN};
 pub use input::{Backend, MAX_ADDED_PERMILLE, MAX_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput};
 pub use missing_backends::Missing;
 pub use operator_choice::{Unfit, check_choice};

@@ -1,4 +1,5 @@
-//! Services that peak together, taken apart (Canal Mesh, sections 4.2 and 6.3).
+//! Scatters services that peak together: moves one of them to backends whose peaks are at other times (Canal Mesh, sections
+//! 4.2 and 6.3).
 
 use std::{cmp::Reverse, collections::BTreeMap};
 

@@ -40,9 +40,9 @@ pub struct DnsConfig {
     pub zone: Zone,
     /// The addresses for services without a virtual address: the first of each family is used.
     pub addresses: Vec<IpAddr>,
-    /// The agent or control plane whose records the server follows.
-    pub upstream: Address,
-    /// Transport for the connection to the upstream.
+    /// The agent or control planes whose records the server follows: the first that responds.
+    pub upstreams: Vec<Address>,
+    /// Transport for connections to the upstreams.
     pub transport: Transport,
     /// Address of the admin pages; `None` serves none.
     pub admin: Option<SocketAddr>,
@@ -72,7 +72,7 @@ pub enum DnsError {
 /// # Errors
 /// An address cannot be bound.
 pub async fn run(config: DnsConfig, shutdown: impl Future<Output = ()>) -> Result<(), DnsError> {
-    let DnsConfig { listen, zone, addresses, upstream, transport, admin } = config;
+    let DnsConfig { listen, zone, addresses, upstreams, transport, admin } = config;
     let mut sockets = Vec::new();
     for address in listen {
         let bound = async { Ok((UdpSocket::bind(address).await?, TcpListener::bind(address).await?)) };
@@ -81,7 +81,7 @@ pub async fn run(config: DnsConfig, shutdown: impl Future<Output = ()>) -> Resul
     }
     let listeners = Listeners::default();
     let admin = AdminListener::bind_optional(admin, &listeners, &DNS_ADMIN).await?;
-    let directory = Directory::follow(upstream, transport);
+    let directory = Directory::follow(upstreams, transport);
     let answers = Arc::new(Answers::new(zone, addresses, directory));
     let pages = Pages { answers: Arc::clone(&answers), listeners };
     let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));

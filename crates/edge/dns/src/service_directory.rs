@@ -65,11 +65,11 @@ enum TenantState {
 struct DirectorySink(Arc<Tenants>);
 
 impl Directory {
-    /// Creates a directory that follows the records of an agent or a control plane.
-    pub(crate) fn follow(upstream: Address, transport: Transport) -> Self {
+    /// Creates a directory that follows the records of the first agent or control plane that responds.
+    pub(crate) fn follow(upstreams: Vec<Address>, transport: Transport) -> Self {
         let tenants = Arc::<Tenants>::default();
         let config = FollowerConfig {
-            addresses: vec![upstream],
+            addresses: upstreams,
             transport,
             software: "dns".into(),
             backoff: Backoff::default(),
@@ -230,7 +230,7 @@ impl Sink for DirectorySink {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::warn!(%prefix, reason, "this process may not read the services of a tenant: queries for them fail");
+        tracing::info!(%prefix, reason, "the services of a tenant cannot be read: queries for them fail until they can");
         self.0.set_state(prefix, TenantState::Refused);
     }
 }

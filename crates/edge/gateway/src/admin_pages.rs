@@ -11,7 +11,7 @@ use fairmesh_pages::{AdminListener, AdminServer, Process, Readiness};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use crate::{metrics, node_connections::Connections};
+use crate::{entry::SharedAddress, metrics, node_connections::Connections};
 
 /// The data that the admin pages show.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct Pages {
     pub(crate) listeners: Listeners,
     /// Whether connections are accepted.
     pub(crate) is_ready: Arc<AtomicBool>,
+    /// The redirector, if there is one.
+    pub(crate) entry: Option<Arc<SharedAddress>>,
 }
 
 impl Process for Pages {
@@ -28,6 +30,9 @@ impl Process for Pages {
     fn register(&self, metrics: &mut Registry) {
         let registry = metrics.sub_registry_with_prefix(Self::KIND);
         metrics::register(registry, &self.connections);
+        if let Some(entry) = &self.entry {
+            entry.register(registry);
+        }
         self.listeners.register(registry);
     }
 

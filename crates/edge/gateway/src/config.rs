@@ -8,6 +8,8 @@ use fairmesh_edge::{
 use fairmesh_model::Label;
 use fairmesh_wire::transport::{Address, Transport};
 
+use crate::entry::EntryConfig;
+
 /// Configuration of a replica of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayConfig {
@@ -20,6 +22,8 @@ pub struct GatewayConfig {
     /// The backend of this replica. Requests for services placed only on other backends get a 421 response.
     /// `None` serves all services.
     pub backend: Option<Label>,
+    /// The address that all replicas of the backend share, if they do.
+    pub entry: Option<EntryConfig>,
     /// Address of `/metrics`, `/healthz` and `/readyz`.
     pub admin: Option<SocketAddr>,
     /// Unix socket for hot upgrades.
@@ -44,7 +48,11 @@ pub struct GatewayConfig {
 impl GatewayConfig {
     /// The listeners that a successor must have too.
     pub(crate) fn kept_options(&self) -> KeptOptions {
+        let listen = [("--listen", self.listen.to_string())];
+        let entry = self.entry.iter().flat_map(|entry| {
+            [("--entry", entry.address.to_string()), ("--entry-interface", entry.interface.clone())]
+        });
         let admin = self.admin.map(|address| ("--admin", address.to_string()));
-        KeptOptions::new("gateway", [("--listen", self.listen.to_string())].into_iter().chain(admin))
+        KeptOptions::new("gateway", listen.into_iter().chain(entry).chain(admin))
     }
 }

@@ -16,6 +16,7 @@
 mod admin_pages;
 mod config;
 mod connection_rate;
+mod entry;
 mod load_reporter;
 mod metrics;
 mod node_connections;
@@ -26,4 +27,5 @@ mod tenant_directory;
 mod tenants;
 
 pub use config::GatewayConfig;
+pub use entry::{EntryConfig, EntryError};
 pub use run::{GatewayError, run};

@@ -16,15 +16,16 @@ use std::{
 };
 
 use fairmesh_edge::counter::increment;
+use fairmesh_kernel::PacketCounts;
 use fairmesh_model::{Label, ServiceName};
 use fairmesh_pages::resident_memory;
 use fairmesh_server::{Cpu, CpuTime};
-use fairmesh_wire::v1::{GatewayServiceCounts, ReportGatewayRequest, ReportGatewayResponse};
+use fairmesh_wire::v1::{GatewayEntry, GatewayServiceCounts, ReportGatewayRequest, ReportGatewayResponse};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-use crate::node_connections::Connections;
+use crate::{entry::SharedAddress, node_connections::Connections};
 
 /// Interval between reports, unless the control plane asks for a longer one.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -51,6 +52,8 @@ pub(crate) struct LoadReporter {
     is_first: bool,
     /// Why the last report failed. Each reason is logged once.
     failure: Option<String>,
+    /// The address that the replicas of the backend share, and its counts when the last report was made.
+    entry: Option<(Arc<SharedAddress>, PacketCounts)>,
 }
 
 /// Counters since the start.
@@ -86,7 +89,31 @@ impl LoadReporter {
             last: None,
             is_first,
             failure: None,
+            entry: None,
         })
+    }
+
+    /// Reports what comes to the shared address, too.
+    pub(crate) fn with_entry(self, entry: Option<Arc<SharedAddress>>) -> Self {
+        Self { entry: entry.map(|entry| (entry, PacketCounts::default())), ..self }
+    }
+
+    /// What came to the shared address since the last report.
+    fn entry_counts(&mut self) -> Option<GatewayEntry> {
+        let (entry, before) = self.entry.as_mut()?;
+        let now = entry.read();
+        let since = |count: fn(&PacketCounts) -> u64| count(&now.counts).saturating_sub(count(&*before));
+        let message = GatewayEntry {
+            address: entry.address.to_string(),
+            head_buckets: u32::try_from(now.head_buckets).unwrap_or(u32::MAX),
+            buckets: u32::try_from(now.buckets).unwrap_or(u32::MAX),
+            begun: since(|counts| counts.begun),
+            passed_on: since(|counts| counts.passed_on),
+            unclaimed: since(|counts| counts.unclaimed),
+            unreachable: now.unreachable.iter().map(ToString::to_string).collect(),
+        };
+        *before = now.counts;
+        Some(message)
     }
 
     /// Reports while connections are accepted. At the end, reports that the replica leaves, unless a
@@ -126,8 +153,9 @@ impl LoadReporter {
         let opened = connections.take_opened();
         let Some(before) = self.last.replace(now) else { return INTERVAL };
         let message = self.difference(&before, opened, connections);
+        let entry = self.entry_counts();
         match message {
-            Some(message) => match send(connections, message).await {
+            Some(message) => match send(connections, ReportGatewayRequest { entry, ..message }).await {
                 Ok(response) => {
                     (self.failure, self.is_first) = (None, false);
                     Duration::from_millis(response.next_report_ms.into()).clamp(INTERVAL, MAX_INTERVAL)

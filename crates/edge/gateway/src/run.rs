@@ -33,11 +33,12 @@ use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::{
     admin_pages::{self, Pages},
     config::GatewayConfig,
+    entry::{EntryError, SharedAddress},
     load_reporter::LoadReporter,
     metrics::GatewayMetrics,
     node_connections::Connections,
@@ -68,6 +69,9 @@ pub enum GatewayError {
         /// Error of the operating system.
         source: io::Error,
     },
+    /// The replicas of the backend cannot share an address.
+    #[error("--entry: {0}")]
+    Entry(#[from] EntryError),
 }
 
 /// Runs a gateway until `stop` completes or a successor takes over, and then drains it: it accepts no more
@@ -81,7 +85,8 @@ pub async fn run(
     mesh: Mesh,
     stop: impl Future<Output = ()>,
 ) -> Result<(), GatewayError> {
-    let addresses: Vec<SocketAddr> = [config.listen].into_iter().chain(config.admin).collect();
+    let entry = config.entry.as_ref().map(|entry| SocketAddr::V4(entry.address));
+    let addresses: Vec<SocketAddr> = [config.listen].into_iter().chain(entry).chain(config.admin).collect();
     let mut succession =
         Succession::bind(&addresses, (config.handover.as_deref(), &config.kept_options())).await?;
     let admin = config.admin.and_then(|_| succession.listeners.pop());
@@ -108,6 +113,8 @@ struct Gateway {
     shutdown: Arc<Shutdown>,
     tasks: TaskTracker,
     is_ready: Arc<AtomicBool>,
+    /// The redirector, and the task that keeps its table.
+    entry: Option<(Arc<SharedAddress>, AbortOnDropHandle<()>)>,
 }
 
 impl Gateway {
@@ -133,7 +140,9 @@ impl Gateway {
             requests: config.tenant_requests,
             tenants: config.tenants,
         });
+        let entry = load_entry(config, is_first)?;
         let reporter = LoadReporter::new(config.listen, config.backend.clone(), config.cores, is_first);
+        let reporter = reporter.map(|reporter| reporter.with_entry(entry.clone()));
         let connections = Connections {
             transport: config.transport.clone(),
             tenants,
@@ -141,6 +150,7 @@ impl Gateway {
                 config.agent.clone(),
                 config.transport.clone(),
                 (config.backend.clone(), Arc::clone(&shutdown)),
+                config.entry.is_some(),
             )),
             metrics,
             unidentified: Unidentified::new(config.handshakes),
@@ -156,7 +166,8 @@ impl Gateway {
             let stopping = shutdown.started().clone();
             tokio::spawn(reporter.run(Arc::downgrade(&connections), Arc::clone(&is_ready), stopping));
         }
-        Ok(Self { server: Arc::new(server), connections, observer, shutdown, tasks, is_ready })
+        let entry = entry.map(|entry| (Arc::clone(&entry), entry.follow(&connections.directory)));
+        Ok(Self { server: Arc::new(server), connections, observer, shutdown, tasks, is_ready, entry })
     }
 
     fn pages(&self) -> Pages {
@@ -164,6 +175,25 @@ impl Gateway {
             connections: Arc::clone(&self.connections),
             listeners: Listeners::default(),
             is_ready: Arc::clone(&self.is_ready),
+            entry: self.entry.as_ref().map(|(entry, _)| Arc::clone(entry)),
+        }
+    }
+
+    /// Puts the redirector in the place of a predecessor's.
+    fn attach_entry(&self) {
+        if let Some(Err(error)) = self.entry.as_ref().map(|(entry, _)| entry.attach()) {
+            tracing::error!(%error, "the redirector of --entry is still that of the process before, with the table of now");
+        }
+    }
+
+    /// Detaches the redirector, unless a successor has replaced it.
+    fn detach_entry(&self, ended: Ended) {
+        let Some((entry, following)) = &self.entry else { return };
+        following.abort();
+        if ended == Ended::Stopped
+            && let Err(error) = entry.detach()
+        {
+            tracing::error!(%error, "the redirector of --entry is still attached");
         }
     }
 
@@ -179,6 +209,7 @@ impl Gateway {
             ready_within: limits.handover_timeout,
         };
         let accept = |listeners: Vec<TcpListener>, accepting: &TaskTracker| {
+            self.attach_entry();
             listeners.into_iter().for_each(|listener| drop(accepting.spawn(self.accept(listener))));
             self.is_ready.store(true, Relaxed);
         };
@@ -186,14 +217,14 @@ impl Gateway {
             stop.await;
             self.is_ready.store(false, Relaxed);
         };
-        if succession.run(self.ready(), accept, ends, stop).await? == Ended::Succeeded {
-            // The successor serves the admin pages from now on.
-            if let Some(admin) = admin.take() {
-                admin.stop().await;
-            }
+        let ended = succession.run(self.ready(), accept, ends, stop).await?;
+        // A successor serves the admin pages from now on.
+        if let Some(admin) = admin.take_if(|_| ended == Ended::Succeeded) {
+            admin.stop().await;
         }
         self.tasks.close();
         self.tasks.wait().await;
+        self.detach_entry(ended);
         self.observer.stop(Instant::now() + LAST_LINES).await;
         Ok(())
     }
@@ -216,6 +247,16 @@ impl Gateway {
             server.accept(&listener, &tasks, serve).await;
         }
     }
+}
+
+/// The address that the replicas of the backend share. Its redirector is attached at once unless a predecessor has one.
+fn load_entry(config: &GatewayConfig, is_first: bool) -> Result<Option<Arc<SharedAddress>>, EntryError> {
+    let Some(entry) = &config.entry else { return Ok(None) };
+    let entry = SharedAddress::load(entry, config.listen)?;
+    if is_first {
+        entry.attach()?;
+    }
+    Ok(Some(Arc::new(entry)))
 }
 
 /// Applies quotas as they change, until the gateway ends.

@@ -86,6 +86,7 @@ pub(crate) struct Directory {
     default: watch::Receiver<DefaultAuthorization>,
     tokens: watch::Receiver<Arc<dyn TokenVerifier>>,
     quotas: watch::Receiver<Quotas>,
+    replicas: watch::Receiver<BTreeSet<SocketAddr>>,
     /// The prefixes whose records have arrived, or whose access is refused.
     known: Arc<watch::Sender<BTreeSet<Prefix>>>,
     /// Connections and requests for services of other backends.
@@ -103,17 +104,24 @@ struct DirectorySink {
     has_default: bool,
     tokens: watch::Sender<Arc<dyn TokenVerifier>>,
     quotas: watch::Sender<Quotas>,
+    /// The backend of this replica, and its replicas.
+    backend: Option<Label>,
+    replicas: watch::Sender<BTreeSet<SocketAddr>>,
     known: Arc<watch::Sender<BTreeSet<Prefix>>>,
     applied: watch::Sender<Option<Revision>>,
 }
 
 impl Directory {
-    /// Follows the records of an agent, for a replica of this backend, whose connections end by this shutdown.
+    /// Follows the records of an agent, for a replica of this backend, whose connections end by this shutdown. With
+    /// `follows_replicas`, also the record of the backend.
     pub(crate) fn follow(
         agent: Address,
         transport: Transport,
         (backend, shutdown): (Option<Label>, Arc<Shutdown>),
+        follows_replicas: bool,
     ) -> Self {
+        let own = backend.clone();
+        let (replicas, of_backend) = watch::channel(BTreeSet::new());
         let records = TenantRecords { backend, shutdown, ..TenantRecords::default() };
         let records = Arc::new(RwLock::new(records));
         let (default, told) = watch::channel(DefaultAuthorization::default());
@@ -121,13 +129,15 @@ impl Directory {
             watch::channel(Arc::new(Issuers::unknown(system_time)) as Arc<dyn TokenVerifier>);
         let (quotas, of_tenants) = watch::channel(Quotas::default());
         let known = Arc::new(watch::Sender::default());
-        let (applied, mut revisions) = watch::channel(None);
+        let (applied, revisions) = watch::channel(None);
         let sink = DirectorySink {
             records: Arc::clone(&records),
             default,
             has_default: false,
             tokens,
             quotas,
+            backend: own.clone(),
+            replicas,
             known: Arc::clone(&known),
             applied,
         };
@@ -142,19 +152,16 @@ impl Directory {
         upstream.subscribe(default_prefix());
         upstream.subscribe(Prefix::gateway_quotas());
         upstream.subscribe(issuers_prefix());
-        let acknowledged = upstream.clone();
-        let acks = tokio::spawn(async move {
-            while revisions.changed().await.is_ok() {
-                let revision: Option<Revision> = *revisions.borrow_and_update();
-                revision.into_iter().for_each(|revision| acknowledged.ack(revision));
-            }
-        });
-        let acks = AbortOnDropHandle::new(acks);
+        if let Some(backend) = own.filter(|_| follows_replicas) {
+            upstream.subscribe(Prefix::from(&RecordKey::GatewayBackend(backend)));
+        }
+        let acks = AbortOnDropHandle::new(tokio::spawn(acknowledge(upstream.clone(), revisions)));
         Self {
             records,
             default: told,
             tokens: verifiers,
             quotas: of_tenants,
+            replicas: of_backend,
             known,
             misdirected: AtomicU64::new(0),
             throttled_others: AtomicU64::new(0),
@@ -171,6 +178,11 @@ impl Directory {
     /// The quotas of tenants. The receiver is notified of changes.
     pub(crate) fn quotas(&self) -> &watch::Receiver<Quotas> {
         &self.quotas
+    }
+
+    /// The replicas of the backend of this replica, as its last record lists them. The receiver is notified of changes.
+    pub(crate) fn replicas(&self) -> &watch::Receiver<BTreeSet<SocketAddr>> {
+        &self.replicas
     }
 
     /// The authorization of services without rules of their own. The receiver is notified of changes.
@@ -268,6 +280,14 @@ impl Directory {
     async fn wait_known(&self, prefixes: &BTreeSet<Prefix>) {
         // The sender lives in `self`.
         let _ = self.known.subscribe().wait_for(|known| known.is_superset(prefixes)).await;
+    }
+}
+
+/// Acknowledges the revisions that were applied.
+async fn acknowledge(upstream: FollowerHandle, mut revisions: watch::Receiver<Option<Revision>>) {
+    while revisions.changed().await.is_ok() {
+        let revision = *revisions.borrow_and_update();
+        revision.into_iter().for_each(|revision| upstream.ack(revision));
     }
 }
 
@@ -414,13 +434,20 @@ impl Sink for DirectorySink {
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         if *prefix == Prefix::gateway_quotas() {
-            return tracing::warn!(%prefix, reason, "this gateway may not read the quotas of tenants: its options apply to all");
+            return tracing::info!(%prefix, reason, "this gateway may not read the quotas of tenants: its options apply to all");
+        }
+        if self
+            .backend
+            .as_ref()
+            .is_some_and(|name| *prefix == Prefix::from(&RecordKey::GatewayBackend(name.clone())))
+        {
+            return tracing::warn!(%prefix, reason, "this gateway may not read the record of its backend: it gets no connections to --entry");
         }
         if *prefix == issuers_prefix() {
-            tracing::warn!(%prefix, reason, "the issuers of tokens are not known: requests with a token of an end user are refused");
+            tracing::info!(%prefix, reason, "the issuers of tokens are not known: requests with a token of an end user are refused");
             return self.set_issuers(&TokenIssuers::default());
         }
-        tracing::warn!(%prefix, reason, "this gateway may not read the services of a tenant: hosts name them all the same");
+        tracing::info!(%prefix, reason, "this gateway may not read the services of a tenant: hosts name them all the same");
         // The default prefix stays unknown: until it is known, no caller is let in.
         if *prefix != default_prefix() {
             self.mark_current(prefix);
@@ -467,6 +494,11 @@ impl Mirror for DirectorySink {
             }
             (Ok(Record::DefaultAuthorization(default)), _) => self.set_default(Some(default)),
             (Ok(Record::TokenIssuers(record)), _) => self.set_issuers(&record),
+            (Ok(Record::GatewayBackend(backend)), RecordKey::GatewayBackend(name)) => {
+                if self.backend.as_ref() == Some(name) {
+                    self.replicas.send_replace(backend.replicas);
+                }
+            }
             (Ok(Record::GatewayQuota(quota)), RecordKey::GatewayQuota(tenant)) => {
                 self.quotas.send_modify(|quotas| {
                     quotas.insert(tenant.clone(), quota);

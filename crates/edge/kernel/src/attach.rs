@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     mem,
-    net::Ipv4Addr,
+    net::IpAddr,
     os::unix::fs::chown,
     path::{Path, PathBuf},
 };
@@ -22,9 +22,7 @@ use crate::{
     cgroup_in_flight::{self, Groups},
     command_lock::CommandLock,
     ended_cgroups,
-    map_layout::{
-        AttachmentValue, CALLERS, KEPT, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order,
-    },
+    map_layout::{AttachmentValue, CALLERS, KEPT, LocalConnection, SELECTED, SERVERS, SelectionValue},
     pinned_links,
     status::{attachments, proxy_process, takes_short_cut},
     tcp_only_programs,
@@ -39,9 +37,9 @@ const LINK_MODE: CgroupAttachMode = CgroupAttachMode::Single;
 /// Selects which connects of a cgroup are redirected.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Networks: an address and a prefix length of at most 32. If empty, the networks of an earlier attachment stay, or
-    /// else every address is redirected.
-    pub networks: Vec<(Ipv4Addr, u8)>,
+    /// Networks: an address and a prefix length. If empty, the networks of an earlier attachment stay, or else every address is
+    /// redirected.
+    pub networks: Vec<(IpAddr, u8)>,
     /// Ports. If empty, the ports of an earlier attachment stay, or else port 80 is redirected.
     pub ports: Vec<u16>,
 }
@@ -57,10 +55,8 @@ impl Selection {
             // Cannot truncate: the length is at most eight.
             value.networks = self.networks.len() as u32;
         }
-        for (at, (address, prefix)) in self.networks.iter().enumerate() {
-            let mask = u32::MAX.checked_shl(32 - u32::from((*prefix).min(32))).unwrap_or(0).to_be();
-            value.mask[at] = mask;
-            value.address[at] = network_order(*address) & mask;
+        for (at, network) in self.networks.iter().enumerate() {
+            value.set_network(at, *network);
         }
         if !self.ports.is_empty() {
             value.ports = self.ports.len() as u32;
@@ -392,28 +388,37 @@ fn remove_unused(pins: &Path) -> Result<(), KernelError> {
 mod tests {
     use super::*;
 
+    fn network(text: &str) -> (IpAddr, u8) {
+        let (address, prefix) = text.split_once('/').unwrap();
+        (address.parse().unwrap(), prefix.parse().unwrap())
+    }
+
     #[test]
-    fn kernel_map_stores_selected_networks_in_network_byte_order() {
-        let networks = vec![(Ipv4Addr::new(127, 96, 3, 4), 16), (Ipv4Addr::new(10, 1, 2, 3), 0)];
-        let value = Selection { networks, ports: vec![81] }.value(None).unwrap();
-        assert_eq!(value.address[0].to_ne_bytes(), [127, 96, 0, 0]);
-        assert_eq!(value.mask[0].to_ne_bytes(), [255, 255, 0, 0]);
-        assert_eq!((value.address[1], value.mask[1]), (0, 0));
-        assert_eq!((value.networks, value.ports, value.port[0]), (2, 1, 81));
-        let shown = vec![(Ipv4Addr::new(127, 96, 0, 0), 16), (Ipv4Addr::UNSPECIFIED, 0)];
-        assert_eq!((value.networks(), value.ports()), (shown, vec![81]));
+    fn kernel_map_stores_selected_networks_as_ipv6_in_network_byte_order() {
+        let networks =
+            ["127.96.3.4/16", "10.1.2.3/0", "fd00:1234:5678::9/40", "::1/128", "::/0"].map(network);
+        let value = Selection { networks: networks.to_vec(), ports: vec![81] }.value(None).unwrap();
+        let bytes = |words: [u32; 4]| words.map(u32::to_ne_bytes).concat();
+        assert_eq!(bytes(value.address[0]), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 96, 0, 0]);
+        assert_eq!(bytes(value.mask[0]), [[255; 14].as_slice(), &[0; 2]].concat());
+        assert_eq!(bytes(value.mask[1]), [[255; 12].as_slice(), &[0; 4]].concat());
+        assert_eq!(bytes(value.address[2])[..6], [0xfd, 0, 0x12, 0x34, 0x56, 0]);
+        assert_eq!((value.address[4], value.mask[4]), ([0; 4], [0; 4]));
+        assert_eq!((value.networks, value.ports, value.port[0]), (5, 1, 81));
+        let shown = ["127.96.0.0/16", "0.0.0.0/0", "fd00:1234:5600::/40", "::1/128", "::/0"].map(network);
+        assert_eq!((value.networks(), value.ports()), (shown.to_vec(), vec![81]));
     }
 
     #[test]
     fn repeated_attach_keeps_values_of_omitted_options() {
-        let networks = || vec![(Ipv4Addr::new(127, 96, 0, 0), 16)];
+        let networks = || vec![network("127.96.0.0/16")];
         let first = Selection { networks: networks(), ports: Vec::new() }.value(None).unwrap();
         assert_eq!((first.networks(), first.ports()), (networks(), vec![80]));
         let second = Selection { networks: Vec::new(), ports: vec![81, 82] }.value(Some(first)).unwrap();
         assert_eq!((second.networks(), second.ports()), (networks(), vec![81, 82]));
-        let third = Selection { networks: vec![(Ipv4Addr::UNSPECIFIED, 0)], ports: Vec::new() };
+        let third = Selection { networks: vec![network("0.0.0.0/0")], ports: Vec::new() };
         let third = third.value(Some(second)).unwrap();
-        assert_eq!((third.networks(), third.ports()), (vec![(Ipv4Addr::UNSPECIFIED, 0)], vec![81, 82]));
+        assert_eq!((third.networks(), third.ports()), (vec![network("0.0.0.0/0")], vec![81, 82]));
         assert!(Selection { networks: Vec::new(), ports: vec![1; 9] }.value(None).is_err());
     }
 }

@@ -25,6 +25,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::{
     KernelError, Permit,
     cgroup_in_flight::Groups,
+    ipv6_numbers::Ipv6Numbers,
     map_layout::{
         ENDPOINTS, EndpointValue, LocalConnection, MAX_KEPT, MAX_REQUEST, SLOT_ABSENT, SLOT_IDLE, SLOTS,
         SlotValue,
@@ -53,6 +54,7 @@ pub(crate) struct SlotTable {
     sockets: Mutex<SockHash<MapData, u32>>,
     /// Slots by their connections to servers on this machine.
     local: Mutex<HashMap<MapData, LocalConnection, u32>>,
+    numbers: Arc<Ipv6Numbers>,
     /// Use that this process makes of each slot.
     uses: Mutex<Vec<SlotUse>>,
 }
@@ -107,8 +109,8 @@ impl SlotTable {
     /// Maps the slots, and makes all of them absent.
     pub(crate) fn open(
         [slots, endpoints, groups]: [&Map; 3],
-        sockets: Map,
-        local: Map,
+        [sockets, local]: [Map; 2],
+        numbers: Arc<Ipv6Numbers>,
     ) -> Result<Self, KernelError> {
         let slots: Mapped<SlotValue> = Mapped::open(slots, SLOTS as usize)?;
         let groups = Groups::open(groups)?;
@@ -133,7 +135,7 @@ impl SlotTable {
             sockets.try_into().map_err(|error| KernelError::refused("map pooled_sockets", &error))?;
         let local = local_slots(local)?;
         let (sockets, local) = (Mutex::new(sockets), Mutex::new(local));
-        Ok(Self { slots, endpoints, groups, sockets, local, uses })
+        Ok(Self { slots, endpoints, groups, sockets, local, numbers, uses })
     }
 
     /// The slots of an endpoint. `endpoint` must be below [`ENDPOINTS`].
@@ -178,7 +180,7 @@ impl EndpointSlots {
         permit: Option<&Permit>,
     ) -> Result<Option<Slot>, KernelError> {
         let Some((at, entry)) = self.take_free() else { return Ok(None) };
-        let local = LocalConnection::new(own, server);
+        let local = self.table.numbers.connection(own, server);
         let slot = Slot { endpoint: Arc::clone(self), at, entry, local };
         slot.value().endpoint.store(self.endpoint, Relaxed);
         slot.value().length.store(0, Relaxed);

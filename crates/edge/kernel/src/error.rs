@@ -89,6 +89,9 @@ pub enum KernelError {
         /// The system's error.
         source: io::Error,
     },
+    /// There is no such interface.
+    #[error("there is no interface {0} here; 'ip link' lists those that there are")]
+    NoInterface(String),
     /// The kernel refuses a program, a map or a link.
     #[error("the kernel refuses {what}: {reason}; 'fairmesh kernel probe' lists what it offers")]
     Refused {

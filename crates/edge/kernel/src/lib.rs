@@ -5,7 +5,9 @@
 //! *slot* is a pooled connection to an endpoint, and an *arm* is a backend of a split. On the *short cut*, data
 //! goes from one socket of this machine directly to the queue of another one, without TCP.
 //!
-//! The crate lies beneath `proxy` and contains no HTTP; with the mesh it shares only the numbers that a pick
+//! Beside this, [`Redirector`] redirects packets to the address that replicas of a gateway share.
+//!
+//! The crate lies beneath `proxy` and `gateway` and contains no HTTP; with the mesh it shares only the numbers that a pick
 //! needs. clang compiles the programs when this crate is built, and the binary contains them. Programs and
 //! maps are pinned in a BPF file system, so that they outlive the proxy and the command that attached them.
 //! libbpf was rejected: it brings libelf (LGPL) and zlib, while aya needs no C library.
@@ -26,6 +28,7 @@ mod ended_cgroups;
 mod error;
 mod forwarding_sockets;
 mod free_positions;
+mod ipv6_numbers;
 mod map_layout;
 mod mapped_array;
 mod network_namespace;
@@ -33,6 +36,7 @@ mod permits;
 mod pinned_links;
 mod proxy_maps;
 mod published_services;
+mod redirector;
 mod send_maps;
 mod socket_owner;
 mod stats_blocks;
@@ -54,6 +58,7 @@ pub use map_layout::{Counter, MAX_REQUEST};
 pub use permits::{MAX_FIELDS, Permit};
 pub use proxy_maps::{Destination, ProxyMaps, own_attachment};
 pub use published_services::{ArmTarget, Policy, PolicyKey, PublishedPolicy};
+pub use redirector::{DEFAULT_ENTRY_PINS, PacketCounts, PacketHook, Redirector, Redirects};
 pub use send_maps::KernelSender;
 pub use socket_owner::{SocketOwner, listener_owner, peer_owner};
 pub use status::{Attachment, Counters, Listening, Status, listening, status};

@@ -3,7 +3,7 @@
 
 use std::{
     cell::UnsafeCell,
-    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     str,
     sync::atomic::{AtomicU32, AtomicU64},
 };
@@ -46,17 +46,25 @@ pub(crate) const LOAD_BYTES: usize = 128;
 /// Maximum number of endpoints with a permit, and maximum length of the fields in one, in bytes.
 pub(crate) const PERMITS: u32 = 192;
 pub(crate) const PERMIT_BYTES: usize = 512;
+/// Added to the port of the proxy in a [`LocalConnection`] over IPv6.
+pub(crate) const OVER_IPV6: u32 = 1 << 16;
 /// Values of a slot's owner for absent and idle slots. Any other value is the cookie of a caller's socket.
 pub(crate) const SLOT_ABSENT: u64 = 0;
 pub(crate) const SLOT_IDLE: u64 = u64::MAX;
+
+/// An IPv6 address in network byte order, as it lies in memory. An IPv4 address is mapped (`::ffff:a.b.c.d`).
+pub(crate) type MappedAddress = [u32; 4];
+
+/// Length of the prefix of all mapped IPv4 addresses.
+const MAPPED_PREFIX: u8 = 96;
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct SelectionValue {
     pub(crate) networks: u32,
     pub(crate) ports: u32,
-    pub(crate) address: [u32; SELECTED],
-    pub(crate) mask: [u32; SELECTED],
+    pub(crate) address: [MappedAddress; SELECTED],
+    pub(crate) mask: [MappedAddress; SELECTED],
     pub(crate) port: [u32; SELECTED],
     /// 1 if only services may be reached.
     pub(crate) only_services: u32,
@@ -103,11 +111,12 @@ pub(crate) struct CallerAddress {
 #[repr(C)]
 pub(crate) struct DestinationValue {
     pub(crate) cookie: u64,
-    ip: u32,
+    ip: MappedAddress,
     port: u16,
     pub(crate) only_services: u8,
     /// 1 if all data goes through TCP.
     pub(crate) by_tcp: u8,
+    unused: u32,
 }
 
 /// The host that names a service in requests, padded with zeros.
@@ -175,8 +184,9 @@ pub(crate) struct EndpointValue {
     pub(crate) closes_until: AtomicU32,
 }
 
-/// A connection of the proxy to a server on this machine: addresses in network byte order, ports in host byte order.
-#[derive(Clone, Copy, Debug, Default)]
+/// A connection of the proxy to a server on this machine: addresses in network byte order, ports in host byte order. Over IPv6, the
+/// address of both ends is a number of it, and [`OVER_IPV6`] is added to the port of the proxy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct LocalConnection {
     proxy_ip: u32,
@@ -319,19 +329,50 @@ impl SelectionValue {
         value
     }
 
+    /// Selects connections to a network at this position: to an address with a prefix of this length.
+    pub(crate) fn set_network(&mut self, at: usize, (address, prefix): (IpAddr, u8)) {
+        let (address, prefix) = match address {
+            IpAddr::V4(ip) => (ip.to_ipv6_mapped(), MAPPED_PREFIX + prefix.min(32)),
+            IpAddr::V6(ip) => (ip, prefix.min(128)),
+        };
+        let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+        self.mask[at] = words(Ipv6Addr::from_bits(mask));
+        self.address[at] = words(Ipv6Addr::from_bits(address.to_bits() & mask));
+    }
+
     /// The selected networks: addresses with prefix lengths. An empty list selects every address.
-    pub(crate) fn networks(&self) -> Vec<(Ipv4Addr, u8)> {
-        let networks = self.address.iter().zip(&self.mask).take(self.networks as usize);
-        // Cannot truncate: at most 32 bits are set.
-        let network =
-            |(address, mask): (&u32, &u32)| (Ipv4Addr::from(address.to_ne_bytes()), mask.count_ones() as u8);
-        networks.map(network).collect()
+    pub(crate) fn networks(&self) -> Vec<(IpAddr, u8)> {
+        let network = |(address, mask): (&MappedAddress, &MappedAddress)| {
+            // Cannot truncate: at most 128 bits are set.
+            let prefix = of_words(mask).to_bits().count_ones() as u8;
+            match (of_words(address).to_ipv4_mapped(), prefix.checked_sub(MAPPED_PREFIX)) {
+                (Some(ip), Some(prefix)) => (IpAddr::V4(ip), prefix),
+                _ => (IpAddr::V6(of_words(address)), prefix),
+            }
+        };
+        self.address.iter().zip(&self.mask).take(self.networks as usize).map(network).collect()
     }
 
     pub(crate) fn ports(&self) -> Vec<u16> {
         let ports = self.port.iter().take(self.ports as usize);
         ports.filter_map(|port| u16::try_from(*port).ok()).collect()
     }
+}
+
+fn words(ip: Ipv6Addr) -> MappedAddress {
+    let mut words = MappedAddress::default();
+    for (word, octets) in words.iter_mut().zip(ip.octets().as_chunks().0) {
+        *word = u32::from_ne_bytes(*octets);
+    }
+    words
+}
+
+fn of_words(words: &MappedAddress) -> Ipv6Addr {
+    let mut octets = [0; 16];
+    for (octets, word) in octets.as_chunks_mut().0.iter_mut().zip(words) {
+        *octets = word.to_ne_bytes();
+    }
+    Ipv6Addr::from(octets)
 }
 
 /// An IPv4 address in network byte order, as it lies in memory.
@@ -351,27 +392,34 @@ impl CallerAddress {
 
 impl LocalConnection {
     /// The connection, or `None` unless both ends are on this machine: they have the same address, or both
-    /// are loopback addresses.
-    pub(crate) fn new(proxy: SocketAddr, server: SocketAddr) -> Option<Self> {
-        let [IpAddr::V4(proxy_ip), IpAddr::V4(server_ip)] =
-            [proxy, server].map(|end| end.ip().to_canonical())
-        else {
-            return None;
+    /// are loopback addresses. `number` returns the number of an IPv6 address.
+    pub(crate) fn new(
+        proxy: SocketAddr,
+        server: SocketAddr,
+        number: impl FnOnce(MappedAddress) -> Option<u32>,
+    ) -> Option<Self> {
+        let [proxy_ip, server_ip] = [proxy, server].map(|end| end.ip().to_canonical());
+        let (proxy_ip, server_ip, family) = match (proxy_ip, server_ip) {
+            (IpAddr::V4(one), IpAddr::V4(other))
+                if one == other || (one.is_loopback() && other.is_loopback()) =>
+            {
+                (network_order(one), network_order(other), 0)
+            }
+            (IpAddr::V6(one), IpAddr::V6(other)) if one == other => {
+                let number = number(words(one))?;
+                (number, number, OVER_IPV6)
+            }
+            _ => return None,
         };
-        let is_local = proxy_ip == server_ip || (proxy_ip.is_loopback() && server_ip.is_loopback());
-        is_local.then(|| Self {
-            proxy_ip: network_order(proxy_ip),
-            server_ip: network_order(server_ip),
-            proxy_port: proxy.port().into(),
-            server_port: server.port().into(),
-        })
+        let proxy_port = u32::from(proxy.port()) | family;
+        Some(Self { proxy_ip, server_ip, proxy_port, server_port: server.port().into() })
     }
 }
 
 impl DestinationValue {
     /// The address that the caller connected to.
-    pub(crate) fn address(&self) -> SocketAddrV4 {
-        SocketAddrV4::new(Ipv4Addr::from(self.ip.to_ne_bytes()), self.port)
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::new(of_words(&self.ip).to_canonical(), self.port)
     }
 }
 
@@ -456,11 +504,13 @@ pub enum Counter {
     Permitted,
     /// Requests to such servers that were left to the proxy, because no permit was in force.
     NotPermitted,
+    /// Connections made directly over IPv6, since they cannot lead to the proxy, which listens on an IPv4 address.
+    Ipv6Left,
 }
 
 impl Counter {
     /// All counters, in the order of the map.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -488,6 +538,7 @@ impl Counter {
         Self::BlocksLater,
         Self::Permitted,
         Self::NotPermitted,
+        Self::Ipv6Left,
     ];
 
     /// The name in metrics and JSON.
@@ -520,6 +571,7 @@ impl Counter {
             Self::BlocksLater => "blocks-later",
             Self::Permitted => "in-place-of-mtls",
             Self::NotPermitted => "not-permitted",
+            Self::Ipv6Left => "ipv6-direct",
         }
     }
 }

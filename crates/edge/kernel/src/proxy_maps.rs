@@ -3,7 +3,7 @@
 
 use std::{
     fmt, io,
-    net::{SocketAddr, SocketAddrV4},
+    net::SocketAddr,
     os::fd::AsFd,
     path::Path,
     process,
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct Destination {
     /// The address that the caller connected to.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// The cookie of the caller's socket.
     pub cookie: u64,
     /// Whether the caller may reach only services: by the setting of its cgroup, or because it is in another network

@@ -16,6 +16,7 @@ use crate::{
     completed_calls::{CompletedCall, CompletedCalls},
     connection_slots::{EndpointSlots, SlotTable},
     forwarding_sockets::ForwardingSockets,
+    ipv6_numbers::Ipv6Numbers,
     map_layout::ENDPOINTS,
     permits::{Permit, PermitTable},
     published_services::PolicyTable,
@@ -50,10 +51,11 @@ impl KernelSender {
         bpf_pins::require_own(pins)?;
         let map = |name| bpf_pins::map(pins, name);
         let policies = PolicyTable::open(map("services")?, &map("policies")?)?;
+        let numbers = Arc::new(Ipv6Numbers::open(map("ipv6_numbers")?)?);
         let slots = SlotTable::open(
             [&map("slots")?, &map("endpoints")?, &map("groups")?],
-            map("pooled_sockets")?,
-            map("local_slots")?,
+            [map("pooled_sockets")?, map("local_slots")?],
+            Arc::clone(&numbers),
         )?;
         let of_links = [map("link_positions")?, map("proxy_links")?, map("proxy_sockets")?];
         let links =
@@ -65,7 +67,11 @@ impl KernelSender {
             links: Arc::new(links),
             permits: Arc::new(PermitTable::open(&map("permits")?)?),
             completed: CompletedCalls::open(map("completed")?)?,
-            forwarding_sockets: ForwardingSockets::open(map("exchanges")?, map("forwarding_sockets")?)?,
+            forwarding_sockets: ForwardingSockets::open(
+                map("exchanges")?,
+                map("forwarding_sockets")?,
+                numbers,
+            )?,
         }))
     }
 

@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use rustix::{
@@ -55,7 +55,7 @@ struct Found {
 /// The other end is not in the network namespace of this process, it has not been established or has been closed, or its
 /// owner is no particular one: the root cgroup, or a user without a number here.
 pub fn peer_owner(own: SocketAddr, peer: SocketAddr) -> io::Result<SocketOwner> {
-    let (own, peer) = (ipv4(own)?, ipv4(peer)?);
+    let (own, peer) = (canonical(own), canonical(peer));
     // Where no such connection is, the kernel responds with a socket that listens at the address.
     let found = look_up(peer, own)?.filter(|found| found.state == ESTABLISHED);
     let found = found.ok_or_else(|| {
@@ -71,13 +71,16 @@ pub fn peer_owner(own: SocketAddr, peer: SocketAddr) -> io::Result<SocketOwner> 
 /// # Errors
 /// No socket listens there, or its owner is no particular one, as for [`peer_owner`].
 pub fn listener_owner(address: SocketAddr) -> io::Result<SocketOwner> {
-    let found = listener(ipv4(address)?)?;
+    let found = listener(canonical(address))?;
     SocketOwner::new(found.cgroup, found.user)
 }
 
-fn listener(address: SocketAddrV4) -> io::Result<Found> {
-    let any = SocketAddrV4::new([0, 0, 0, 0].into(), 0);
-    let found = look_up(address, any)?.filter(|found| found.state == LISTEN);
+fn listener(address: SocketAddr) -> io::Result<Found> {
+    let any = match address.ip() {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let found = look_up(address, SocketAddr::new(any, 0))?.filter(|found| found.state == LISTEN);
     found.ok_or_else(|| io::Error::other(format!("nothing listens at {address}")))
 }
 
@@ -94,15 +97,16 @@ impl SocketOwner {
     }
 }
 
-fn ipv4(address: SocketAddr) -> io::Result<SocketAddrV4> {
-    match address.ip().to_canonical() {
-        IpAddr::V4(ip) => Ok(SocketAddrV4::new(ip, address.port())),
-        IpAddr::V6(_) => Err(io::Error::other("the socket has an IPv6 address")),
-    }
+/// Sockets of either family are found by the IPv4 addresses that their addresses are mapped from.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Finds the socket with these addresses.
-fn look_up(local: SocketAddrV4, remote: SocketAddrV4) -> io::Result<Option<Found>> {
+/// Finds the socket with these addresses, of one family.
+fn look_up(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Found>> {
+    if local.is_ipv4() != remote.is_ipv4() {
+        return Ok(None);
+    }
     let kernel =
         socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))?;
     send(&kernel, &request(local, remote), SendFlags::empty())?;
@@ -117,20 +121,22 @@ fn look_up(local: SocketAddrV4, remote: SocketAddrV4) -> io::Result<Option<Found
 }
 
 /// `nlmsghdr` and `inet_diag_req_v2`.
-fn request(local: SocketAddrV4, remote: SocketAddrV4) -> Vec<u8> {
+fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + 56);
     bytes.extend(72_u32.to_ne_bytes());
     bytes.extend(BY_FAMILY.to_ne_bytes());
     bytes.extend(REQUEST.to_ne_bytes());
     bytes.extend([0; 8]);
-    // AF_INET, IPPROTO_TCP, no extension, every state.
-    bytes.extend([2, 6, 0, 0]);
+    // AF_INET or AF_INET6, IPPROTO_TCP, no extension, every state.
+    bytes.extend([if local.is_ipv4() { 2 } else { 10 }, 6, 0, 0]);
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(local.port().to_be_bytes());
     bytes.extend(remote.port().to_be_bytes());
     for end in [local, remote] {
-        bytes.extend(end.ip().octets());
-        bytes.extend([0; 12]);
+        match end.ip() {
+            IpAddr::V4(ip) => bytes.extend([ip.octets().as_slice(), &[0; 12]].concat()),
+            IpAddr::V6(ip) => bytes.extend(ip.octets()),
+        }
     }
     // Any interface, any cookie.
     bytes.extend([0; 4]);
@@ -188,11 +194,18 @@ mod tests {
 
     #[test]
     fn kernel_names_user_and_cgroup_of_other_end() {
-        let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = server.local_addr().unwrap();
+        // An IPv6 socket may also carry a connection over IPv4.
+        for (listen, at) in [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "::1"), ("::", "127.0.0.1")] {
+            names_other_end(listen.parse().unwrap(), at.parse().unwrap());
+        }
+    }
+
+    fn names_other_end(listen: IpAddr, at: IpAddr) {
+        let server = TcpListener::bind((listen, 0)).unwrap();
+        let address = SocketAddr::new(at, server.local_addr().unwrap().port());
         let client = TcpStream::connect(address).unwrap();
         let accepted = server.accept().unwrap();
-        let (own, peer) = (ipv4(accepted.1).unwrap(), ipv4(address).unwrap());
+        let (own, peer) = (canonical(accepted.1), address);
         let found = look_up(peer, own).unwrap().unwrap();
         assert_eq!((found.state, found.user), (ESTABLISHED, geteuid().as_raw()));
         assert!(found.inode > 0 && found.cgroup.is_some(), "{found:?}");
@@ -200,7 +213,7 @@ mod tests {
         assert_eq!((listening.user, listening.cgroup), (found.user, found.cgroup));
 
         drop((client, accepted, server));
-        assert!(peer_owner(own.into(), address).is_err() && listener_owner(address).is_err());
+        assert!(peer_owner(own, address).is_err() && listener_owner(address).is_err());
     }
 
     #[test]
@@ -209,7 +222,7 @@ mod tests {
         let address = server.local_addr().unwrap();
         // As if the connection led to another machine or network namespace.
         let own = "127.0.0.1:9".parse().unwrap();
-        let found = look_up(ipv4(address).unwrap(), ipv4(own).unwrap()).unwrap().unwrap();
+        let found = look_up(address, own).unwrap().unwrap();
         assert_eq!(found.state, LISTEN, "the kernel responds with the listener");
         assert!(peer_owner(own, address).unwrap_err().to_string().contains("not open"));
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     fmt, fs,
-    net::Ipv4Addr,
+    net::IpAddr,
     num::NonZeroU32,
     os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
@@ -50,7 +50,7 @@ pub struct Attachment {
     /// Whether the cgroup's connects are redirected.
     pub has_callers: bool,
     /// Redirected networks: an address and a prefix length each. Empty means every address.
-    pub networks: Vec<(Ipv4Addr, u8)>,
+    pub networks: Vec<(IpAddr, u8)>,
     /// Redirected ports.
     pub ports: Vec<u16>,
     /// Whether the cgroup's programs may reach only services. Their connections then fail while no proxy

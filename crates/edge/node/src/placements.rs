@@ -124,7 +124,7 @@ impl Sink for PlacementSink {
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         self.mark_current(prefix);
-        tracing::warn!(%prefix, reason, "this node may not read where services are placed; it uses the replicas of --gateway");
+        tracing::info!(%prefix, reason, "this node may not read where services are placed; it uses the replicas of --gateway");
     }
 }
 

@@ -3,9 +3,9 @@
 mod accepted_call;
 mod caller;
 mod connection;
-mod counted_request;
 mod forwarded_probe;
 mod policy_watch;
+mod requests_by_caller;
 
 use std::{
     sync::{
@@ -31,12 +31,15 @@ use tokio::{sync::watch, time::Instant};
 pub use accepted_call::AcceptedCall;
 pub use caller::{Caller, ConnectInfo};
 pub use connection::{ConnectionAuthorizer, identity_of};
-pub use counted_request::{CountedBody, CountedRequest};
 pub(crate) use policy_watch::PolicySubscription;
+pub use requests_by_caller::{CountedBody, CountedRequest};
 
 use crate::{
     RegistryClient,
-    layer::{caller_counts::DeniedCounts, processed_call::ServedClasses},
+    layer::{
+        denied_counts::{DeniedCounts, DeniedRequest},
+        processed_call::ServedClasses,
+    },
 };
 
 /// Maximum number of log lines about refused calls per second. The counters include all calls.
@@ -153,8 +156,8 @@ impl Authorizer {
             remove_all_spellings(request.headers_mut(), &[CALLER]);
             return if self.waits_for_policy() { Err(NotAccepted::Unknown) } else { Ok(()) };
         };
-        let caller = self.caller(table, request.headers_mut(), peer)?;
-        let token = self.token(table, request.headers(), caller.as_ref())?;
+        let caller = self.caller(table, request, peer)?;
+        let token = self.token(table, request, caller.as_ref())?;
         let headers = AllSpellings(request.headers());
         let source = caller::source_of(request.extensions());
         let decided = AuthorizationRequest {
@@ -177,49 +180,51 @@ impl Authorizer {
     }
 
     /// Returns the caller of a request: its peer, or the caller that an intermediary states.
-    fn caller(
+    fn caller<B>(
         &self,
         table: &AuthorizationTable,
-        headers: &mut HeaderMap,
+        request: &mut Request<B>,
         peer: Option<Caller>,
     ) -> Result<Option<Caller>, NotAccepted> {
         if peer.is_none() && self.requires_identity(table) {
-            return Err(self.refuse_peer(None));
+            return Err(self.refuse_peer(None, request));
         }
         match peer {
             Some(peer) if table.is_intermediary(peer.verified()) => {
-                stated_caller(headers, &peer).map(Some).map_err(|NotStated| self.refuse_peer(Some(&peer)))
+                let stated = stated_caller(request.headers(), &peer);
+                stated.map(Some).map_err(|NotStated| self.refuse_peer(Some(&peer), request))
             }
             peer => {
                 // Only intermediaries may state a caller, so the header is removed before handlers see it.
-                remove_all_spellings(headers, &[CALLER]);
+                remove_all_spellings(request.headers_mut(), &[CALLER]);
                 Ok(peer)
             }
         }
     }
 
     /// Counts a request that is refused because of its peer before the call itself is authorized.
-    fn refuse_peer(&self, peer: Option<&Caller>) -> NotAccepted {
+    fn refuse_peer<B>(&self, peer: Option<&Caller>, request: &Request<B>) -> NotAccepted {
         self.refused.fetch_add(1, Relaxed);
-        self.denied.count(peer.map(|peer| peer.verified().as_str()), None, false);
+        let peer = peer.map(|peer| peer.verified().as_str());
+        self.denied.count(peer, None, false, DeniedRequest::of_request(request));
         NotAccepted::Refused
     }
 
     /// Returns the request's token if this service accepts it.
-    fn token(
+    fn token<B>(
         &self,
         table: &AuthorizationTable,
-        headers: &HeaderMap,
+        request: &Request<B>,
         caller: Option<&Caller>,
     ) -> Result<Option<Arc<UserToken>>, NotAccepted> {
         let issuers = self.issuers.load();
         let unknown = Issuers::unknown(system_time);
         let issuers = issuers.as_ref().map_or(&unknown, |issuers| &**issuers);
-        match table.read_token(&AllSpellings(headers), issuers) {
+        match table.read_token(&AllSpellings(request.headers()), issuers) {
             Ok(token) => Ok(token.map(Arc::new)),
             Err(TokenRefusal::Unknown) => Err(NotAccepted::Unknown),
             Err(problem @ TokenRefusal::Refused(_)) => {
-                let _ = self.refuse_peer(caller);
+                let _ = self.refuse_peer(caller, request);
                 if self.log_limit.permits() {
                     let caller = caller.map_or("a caller without an identity", |one| one.verified().as_str());
                     tracing::info!(caller, %problem, "a call is refused");
@@ -246,8 +251,8 @@ impl Authorizer {
             return Ok(peer.cloned());
         };
         let stated = stated_caller(request.headers(), peer);
-        let caller = stated.map_err(|NotStated| self.refuse_peer(Some(peer)))?;
-        let token = self.token(table, request.headers(), Some(&caller))?;
+        let caller = stated.map_err(|NotStated| self.refuse_peer(Some(peer), request))?;
+        let token = self.token(table, request, Some(&caller))?;
         let decided = AuthorizationRequest {
             caller: Some(caller.verified()),
             method: request.method().as_str(),
@@ -309,7 +314,12 @@ impl Authorizer {
 
     /// Whether an accepted connection is still allowed.
     pub(crate) fn still_accepts(&self, peer: &Identity) -> bool {
-        self.decide_connection(peer, |_, _| {}).is_ok()
+        self.reason_to_refuse(peer).is_none()
+    }
+
+    /// Why connections of this peer are refused now; `None` if they are accepted.
+    pub(crate) fn reason_to_refuse(&self, peer: &Identity) -> Option<NotAccepted> {
+        self.decide_connection(peer, |_, _| {}).err()
     }
 
     fn decide_connection(
@@ -389,7 +399,8 @@ impl Authorizer {
             DecisionReason::Rule(rule) => Some(rule),
             _ => None,
         };
-        self.denied.count(call.caller.map(CallerId::as_str), rule, decision.is_audit);
+        let request = DeniedRequest::of(call.method, call.path);
+        self.denied.count(call.caller.map(CallerId::as_str), rule, decision.is_audit, request);
         if self.log_limit.permits() {
             let caller = call.caller.map_or("a caller without an identity", CallerId::as_str);
             match (call.method, call.path) {

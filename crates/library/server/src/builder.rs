@@ -427,8 +427,7 @@ pub async fn transport_of_agent(addresses: &[Address], registration: &Registrati
     // A malformed variable was already reported as an error.
     let workload_api = environment::workload_api().ok().flatten();
     let token = JoinToken::of_environment().ok().flatten();
-    let is_local = |address: &&Address| matches!(address, Address::Unix(_));
-    let (agent, control_planes) = match addresses.iter().find(is_local) {
+    let (agent, control_planes) = match Address::first_local(addresses).await {
         Some(agent) if workload_api.is_none() => (Some(agent), Vec::new()),
         _ => (addresses.first(), addresses.to_vec()),
     };

@@ -2,6 +2,7 @@
 
 pub(crate) mod caller_counts;
 pub(crate) mod concurrency_limit;
+pub(crate) mod denied_counts;
 pub(crate) mod processed_call;
 pub(crate) mod refusal;
 mod response_body;

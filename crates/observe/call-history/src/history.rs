@@ -1,6 +1,11 @@
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
-use fairmesh_model::{CallCounts, CountedInterval, CountedPath, CpuPath, DeniedPath, ServiceName};
+use fairmesh_model::{
+    CallCounts, CountedBy, CountedInterval, CountedPath, CpuPath, DeniedPath, Region, ServiceName,
+};
 use fairmesh_signals::{beyond_shares, own_service};
 
 use crate::{
@@ -31,6 +36,10 @@ impl HistoryLimits {
     /// Limits of a control plane.
     pub const CONTROL_PLANE: Self = Self { rows: 20_000, bytes: 240 << 20 };
 }
+
+/// The number of calls in each step, oldest first, by the regions of callers and servers, with the part of the step
+/// that reports cover; `None` for a gap.
+pub type RegionSteps = BTreeMap<(Region, Region), Vec<Option<(u64, Duration)>>>;
 
 /// Calls by path in the last hour. Beyond the limits, the smallest paths of services that report more than their
 /// [share](beyond_shares) are merged into one row.
@@ -201,6 +210,32 @@ impl CallHistory {
             }
         }
         steps
+    }
+
+    /// Returns the number of calls between regions for each step of the last `window`, as callers of the selected
+    /// services count them: by the regions of callers and servers, with steps as in [`steps`](Self::steps).
+    pub fn region_steps(
+        &self,
+        window: Duration,
+        now_ms: u64,
+        is_selected: impl Fn(&ServiceName) -> bool,
+    ) -> RegionSteps {
+        let window = Window::of(window, now_ms);
+        let mut pairs = RegionSteps::new();
+        for (path, row) in &self.rows {
+            let (CountedBy::Caller, Some(from), Some(to)) = (path.by, &path.from, &path.to) else { continue };
+            if !is_selected(&path.service) {
+                continue;
+            }
+            let steps = pairs.entry((from.clone(), to.clone())).or_insert_with(|| vec![None; window.steps()]);
+            for (step, sum) in (window.first..).zip(steps) {
+                let Some(counted) = row.ring(&window).get(step) else { continue };
+                let (calls, covered) = sum.get_or_insert((0, Duration::ZERO));
+                *calls = u64::saturating_add(*calls, counted.counts.calls());
+                *covered = (*covered).max(Duration::from_millis(counted.covered_ms()));
+            }
+        }
+        pairs
     }
 
     /// Returns the calls that rules do not allow, over the last `window` in whole minutes plus the current minute, and

@@ -16,5 +16,5 @@ mod history;
 mod minute_sums;
 mod step_history;
 
-pub use history::{CallHistory, HistoryLimits, RowSum};
+pub use history::{CallHistory, HistoryLimits, RegionSteps, RowSum};
 pub use step_history::{MINUTES, STEP_MS, STEPS};

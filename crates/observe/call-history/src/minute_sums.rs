@@ -29,7 +29,8 @@ impl SummedPath for DeniedPath {
 
     fn of_others(&self) -> Self {
         let (service, is_audit) = (self.service.clone(), self.is_audit);
-        Self { service, caller: Some(OTHER.to_owned()), rule: None, is_audit }
+        let (method, path) = Default::default();
+        Self { service, caller: Some(OTHER.to_owned()), rule: None, is_audit, method, path }
     }
 }
 
@@ -191,7 +192,8 @@ mod tests {
 
     fn path(service: &str, caller: &str) -> DeniedPath {
         let service = ServiceName::new(service).unwrap();
-        DeniedPath { service, caller: Some(caller.to_owned()), rule: None, is_audit: false }
+        let (method, path) = ("GET".to_owned(), "/items".to_owned());
+        DeniedPath { service, caller: Some(caller.to_owned()), rule: None, is_audit: false, method, path }
     }
 
     #[test]

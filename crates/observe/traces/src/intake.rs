@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{SpanSender, TraceLimits, TraceStore, TraceView, read_spans, sender::BusySenders};
+use crate::{SpanSender, TraceLimits, TraceLink, TraceStore, TraceView, read_spans, sender::BusySenders};
 
 /// Maximum size of a request, in bytes.
 const MAX_REQUEST: usize = 4 << 20;
@@ -38,16 +38,18 @@ pub struct Traces(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     store: Mutex<TraceStore>,
+    link: Option<TraceLink>,
     began: Instant,
     turns: Semaphore,
     busy: BusySenders,
 }
 
 impl Traces {
-    /// Creates an empty store of traces.
-    pub fn new(limits: TraceLimits) -> Self {
+    /// Creates an empty store of traces. `link` leads to the same traces in another tracing system.
+    pub fn new(limits: TraceLimits, link: Option<TraceLink>) -> Self {
         let (store, turns) = (Mutex::new(TraceStore::new(limits)), Semaphore::new(MAX_AT_ONCE));
-        Self(Arc::new(Shared { store, began: Instant::now(), turns, busy: BusySenders::default() }))
+        let (began, busy) = (Instant::now(), BusySenders::default());
+        Self(Arc::new(Shared { store, link, began, turns, busy }))
     }
 
     /// Returns the route `/v1/traces` for exporters: protobuf without compression, at most 4 MiB. A request without a
@@ -56,13 +58,16 @@ impl Traces {
         Router::new().route("/v1/traces", post(export)).with_state(self.clone())
     }
 
-    /// Returns the traces in a view, or only the trace with this id; `None` if there is no such trace.
-    pub fn read(&self, view: &TraceView, id: Option<u128>) -> Option<v1::ReadTracesResponse> {
-        let (now_ms, store) = (self.now_ms(), self.store());
-        match id {
-            Some(id) => view.read(&store, id, now_ms),
-            None => Some(view.list(&store, now_ms)),
-        }
+    /// Lists the traces in a view.
+    pub fn list(&self, view: &TraceView, only_failed: bool) -> v1::ReadTracesResponse {
+        view.list(&self.store(), only_failed, self.now_ms())
+    }
+
+    /// Returns the trace with this id; `None` if there is no such trace.
+    pub fn read(&self, view: &TraceView, id: u128) -> Option<v1::ReadTracesResponse> {
+        let mut response = view.read(&self.store(), id, self.now_ms())?;
+        response.link = self.0.link.as_ref().map(|link| link.of(id)).unwrap_or_default();
+        Some(response)
     }
 
     /// Returns the number of traces, their size in bytes, and the number of spans for which there was no room.
@@ -179,15 +184,15 @@ mod tests {
 
     #[tokio::test]
     async fn exported_spans_are_stored_and_malformed_ones_reported() {
-        let traces = Traces::new(TraceLimits::CONTROL_PLANE);
+        let traces = Traces::new(TraceLimits::CONTROL_PLANE, None);
         let span = Span { trace_id: vec![1; 16], span_id: vec![2; 8], ..Span::default() };
         let malformed = Span { trace_id: vec![1; 3], ..span.clone() };
         let (status, body) = post_to(&traces, PROTOBUF, export_of(vec![span, malformed])).await;
         let partial = ExportTraceServiceResponse::decode(&*body).unwrap().partial_success;
         assert_eq!((status, partial.map(|partial| partial.rejected_spans)), (StatusCode::OK, Some(1)));
         let id = u128::from_be_bytes([1; 16]);
-        assert_eq!(traces.read(&TraceView::All, Some(id)).map(|read| read.spans.len()), Some(1));
-        assert!(traces.read(&TraceView::All, Some(7)).is_none());
+        assert_eq!(traces.read(&TraceView::All, id).map(|read| read.spans.len()), Some(1));
+        assert!(traces.read(&TraceView::All, 7).is_none());
     }
 
     /// Rights of shop/web, which may call shop/cart.
@@ -205,7 +210,7 @@ mod tests {
 
     #[tokio::test]
     async fn sender_states_spans_only_of_its_service_and_of_calls_it_may_make() {
-        let traces = Traces::new(TraceLimits::CONTROL_PLANE);
+        let traces = Traces::new(TraceLimits::CONTROL_PLANE, None);
         let web = SpanSender::new("web", Arc::new(OfWeb));
         let text = |key: &str, text: &str| KeyValue {
             key: key.into(),
@@ -230,12 +235,12 @@ mod tests {
         let partial = ExportTraceServiceResponse::decode(&*response).unwrap().partial_success.unwrap();
         assert_eq!((partial.rejected_spans, traces.size().0), (3, 1), "{}", partial.error_message);
         let kept = u128::from_be_bytes([1; 16]);
-        assert!(traces.read(&TraceView::All, Some(kept)).is_some());
+        assert!(traces.read(&TraceView::All, kept).is_some());
     }
 
     #[tokio::test]
     async fn trace_exports_of_wrong_type_or_size_are_refused() {
-        let traces = Traces::new(TraceLimits::CONTROL_PLANE);
+        let traces = Traces::new(TraceLimits::CONTROL_PLANE, None);
         let refused = |kind, body| {
             let traces = traces.clone();
             async move { post_to(&traces, kind, body).await.0 }

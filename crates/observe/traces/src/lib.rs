@@ -12,7 +12,9 @@
 #![warn(missing_docs)]
 
 mod intake;
+mod link;
 mod otlp;
+mod requests;
 mod sender;
 mod sender_rooms;
 mod span;
@@ -20,7 +22,9 @@ mod store;
 mod view;
 
 pub use intake::Traces;
+pub use link::{InvalidTraceLink, TraceLink};
 pub use otlp::read_spans;
+pub use requests::read_traces;
 pub use sender::{SpanRights, SpanSender};
 pub use span::{SpanKind, TracedSpan};
 pub use store::{TraceLimits, TraceStore};

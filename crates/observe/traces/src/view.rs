@@ -25,10 +25,11 @@ pub enum TraceView {
 }
 
 impl TraceView {
-    /// Lists the selected traces, slowest first.
-    pub fn list(&self, store: &TraceStore, now_ms: u64) -> v1::ReadTracesResponse {
+    /// Lists the selected traces, slowest first; `only_failed` lists those with a failed span.
+    pub fn list(&self, store: &TraceStore, only_failed: bool, now_ms: u64) -> v1::ReadTracesResponse {
         let listed = store.listed(|service| self.has(service));
-        let mut traces: Vec<_> = listed.filter_map(|(id, trace)| self.summary(id, trace, now_ms)).collect();
+        let summaries = listed.filter_map(|(id, trace)| self.summary(id, trace, now_ms));
+        let mut traces: Vec<_> = summaries.filter(|trace| trace.failed || !only_failed).collect();
         traces.sort_by_key(|trace| Reverse(trace.duration_us));
         let not_shown = u32::try_from(traces.len().saturating_sub(MAX_SHOWN)).unwrap_or(u32::MAX);
         traces.truncate(MAX_SHOWN);
@@ -47,7 +48,7 @@ impl TraceView {
             spans: spans.into_iter().map(|span| write(span, start_ns)).collect(),
             traces: vec![summary],
             left_out: store.left_out(),
-            not_shown: 0,
+            ..Default::default()
         })
     }
 
@@ -83,14 +84,20 @@ impl TraceView {
         }
         let first = seen.iter().min_by_key(|span| (span.start_ns, Reverse(span.end_ns)))?;
         let end_ns = seen.iter().map(|span| span.end_ns).max()?;
+        // The first span sees the whole call. If it succeeded, an attempt that failed was repeated.
+        let failures = seen.iter().filter(|span| span.is_failed());
+        let failed = failures.min_by_key(|span| (span.id != first.id, span.start_ns, span.id));
         Some(v1::TraceSummary {
             id: format!("{id:032x}"),
             service: first.service.clone(),
             name: first.name.clone(),
             duration_us: (end_ns - first.start_ns) / 1_000,
-            failed: seen.iter().any(|span| span.is_failed()),
+            failed: failed.is_some(),
             spans: u32::try_from(seen.len()).unwrap_or(u32::MAX),
             age_ms: now_ms.saturating_sub(trace.arrived_ms),
+            status: first.status,
+            error: failed.map(|span| span.error.clone()).unwrap_or_default(),
+            failed_service: failed.map(|span| span.service.clone()).unwrap_or_default(),
         })
     }
 }
@@ -149,7 +156,8 @@ mod tests {
         assert_eq!(spans, [(1, 0, 90), (2, 10, 60), (3, 30, 50)]);
         let summary = &read.traces[0];
         assert_eq!((summary.duration_us, summary.failed, summary.age_ms), (90, true, 2));
-        assert_eq!(TraceView::All.list(&store(), 7).traces, read.traces);
+        assert_eq!((&*summary.error, &*summary.failed_service), ("reset", "bank/rates"));
+        assert_eq!(TraceView::All.list(&store(), false, 7).traces, read.traces);
         assert!(TraceView::All.read(&store(), 2, 7).is_none());
     }
 
@@ -160,9 +168,15 @@ mod tests {
         let read = shop.read(&store(), 1, 5).unwrap();
         assert_eq!((read.spans.len(), read.hidden_spans, read.traces[0].failed), (2, 1, false));
         let rates = TraceView::Service(of("bank/rates"));
-        assert_eq!(rates.list(&store(), 5).traces[0].service, "bank/rates");
-        assert!(TraceView::Service(of("shop/other")).list(&store(), 5).traces.is_empty());
+        assert_eq!(rates.list(&store(), false, 5).traces[0].service, "bank/rates");
+        assert!(TraceView::Service(of("shop/other")).list(&store(), false, 5).traces.is_empty());
         assert!(TraceView::Service(of("shop/other")).read(&store(), 1, 5).is_none());
         assert!(TraceView::Tenant(of("ads/bid").tenant).read(&store(), 1, 5).is_none());
+        let listed = |view: &TraceView| view.list(&store(), true, 5).traces.len();
+        assert_eq!(
+            (listed(&TraceView::All), listed(&shop)),
+            (1, 0),
+            "a failure of another tenant is hidden too"
+        );
     }
 }

@@ -3,6 +3,7 @@
 
 mod mesh;
 mod service;
+mod traces;
 
 use std::{sync::Arc, time::Duration};
 
@@ -99,6 +100,8 @@ pub(crate) fn router(served: Served) -> Router {
         .route("/ui/api/security", get(mesh::security))
         .route("/ui/api/audit/{log}", get(mesh::audit))
         .route("/ui/api/fleet", get(mesh::fleet))
+        .route("/ui/api/traces", get(traces::list))
+        .route("/ui/api/trace/{id}", get(traces::one))
         .with_state(served)
 }
 

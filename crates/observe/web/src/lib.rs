@@ -31,7 +31,7 @@ use fairmesh_pages::HostNames;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-pub use page_source::{AuditLog, Audited, Certificate, InstanceLoad, Refusal, Source};
+pub use page_source::{AuditLog, Audited, Certificate, InstanceLoad, Refusal, RegionSteps, Source};
 
 /// Configuration of the page besides its source.
 #[derive(Debug)]

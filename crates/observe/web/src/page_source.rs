@@ -1,7 +1,7 @@
-use std::{fmt::Debug, io, pin::Pin, time::Duration};
+use std::{collections::BTreeMap, fmt::Debug, io, pin::Pin, time::Duration};
 
 use axum::http::Extensions;
-use fairmesh_model::{CallCounts, InstanceId, Prefix, RecordKey, RecordKind, ServiceName, Tenant};
+use fairmesh_model::{CallCounts, InstanceId, Prefix, RecordKey, RecordKind, Region, ServiceName, Tenant};
 use fairmesh_views::{HypotheticalCall, Scope, StoredRecord};
 use fairmesh_wire::v1;
 use serde_json::Value;
@@ -19,6 +19,9 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// Returns the calls to a service for each step of the last `window`, oldest first, with the part of the step
     /// that reports cover; `None` for a gap.
     fn steps(&self, service: &ServiceName, window: Duration) -> Vec<Option<(CallCounts, Duration)>>;
+
+    /// Returns the number of calls between regions to the services of a scope, for each step of the last `window`.
+    fn region_steps(&self, scope: &Scope, window: Duration) -> RegionSteps;
 
     /// Returns records of services of these kinds, and the topology.
     fn records(&self, scope: &Scope, kinds: &[RecordKind]) -> Vec<StoredRecord>;
@@ -57,6 +60,10 @@ pub trait Source: Debug + Send + Sync + 'static {
     /// Whether the caller of a request, which was permitted, may still make it. Streams end otherwise.
     fn is_still_permitted(&self, asker: &Extensions) -> bool;
 }
+
+/// The number of calls in each step, oldest first, by the regions of callers and servers, with the part of the step
+/// that reports cover; `None` for a gap.
+pub type RegionSteps = BTreeMap<(Region, Region), Vec<Option<(u64, Duration)>>>;
 
 /// Usage of an instance in the last minutes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,9 +8,11 @@ pub(crate) mod followers;
 pub(crate) mod identity;
 pub(crate) mod lagging_callers;
 pub(crate) mod planner;
+pub(crate) mod region_calls;
 pub(crate) mod security_gaps;
 pub(crate) mod shards;
 pub(crate) mod topology;
+pub(crate) mod traces;
 pub(crate) mod what_changed;
 pub(crate) mod zone_probes;
 

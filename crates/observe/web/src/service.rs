@@ -162,6 +162,8 @@ struct Path(String, String, [String; 2], Numbers);
 struct Denied {
     caller: String,
     rule: String,
+    method: String,
+    path: String,
     audit: bool,
     count: u64,
     minutes_ago: u64,
@@ -229,8 +231,8 @@ fn outcomes(counts: &CallCounts) -> BTreeMap<&'static str, u64> {
 
 impl Denied {
     fn of((row, minutes_ago): (v1::DeniedCalls, u64)) -> Self {
-        let v1::DeniedCalls { caller, rule, audit, count, .. } = row;
-        Self { caller, rule, audit, count, minutes_ago }
+        let v1::DeniedCalls { caller, rule, audit, count, method, path, .. } = row;
+        Self { caller, rule, method, path, audit, count, minutes_ago }
     }
 }
 
@@ -258,24 +260,14 @@ impl Steps {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{InstanceId, Location};
+    use fairmesh_model::InstanceId;
     use fairmesh_views::At;
 
     use super::*;
     use crate::call_graph::tests::row;
 
     fn endpoint(instance: &str, state: EndpointState) -> At<Endpoint> {
-        let value = Endpoint {
-            instance: InstanceId::new(instance).unwrap(),
-            address: "127.0.0.1:80".parse().unwrap(),
-            location: Location::in_region(Region::new("eu").unwrap()),
-            state,
-            weight: 1_000,
-            lease: None,
-            mtls: false,
-            labels: BTreeMap::new(),
-        };
-        At { value, revision: 1 }
+        At { value: Endpoint { state, ..fairmesh_test_support::endpoint(instance, "eu") }, revision: 1 }
     }
 
     #[test]

@@ -8,8 +8,8 @@ mod decoder;
 mod dynamic_table;
 mod encoder;
 mod encoder_table;
-mod field;
 mod field_hash;
+mod header_field;
 mod huffman;
 mod primitives;
 mod static_table;
@@ -19,7 +19,7 @@ mod tests;
 
 pub use decoder::Decoder;
 pub use encoder::{Block, Encoder};
-pub use field::Field;
+pub use header_field::Field;
 
 /// A header block that cannot be decoded. Holds the reason. The dynamic tables of the two sides no longer agree, so the
 /// connection fails (RFC 9113 4.3, `COMPRESSION_ERROR`).

@@ -1,4 +1,4 @@
-//! Ends responses whose client does not read.
+//! The deadline for sending a response, by which a response ends whose client does not read.
 
 use tokio::time::Instant;
 

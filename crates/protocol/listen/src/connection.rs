@@ -154,6 +154,11 @@ impl Connection {
         InFlight(Arc::clone(self))
     }
 
+    /// Whether a request has ever begun.
+    pub(crate) fn has_begun_request(&self) -> bool {
+        self.served.load(Relaxed)
+    }
+
     /// Number of the connection's requests in queues.
     pub(crate) fn queued(&self) -> &AtomicU32 {
         &self.queued

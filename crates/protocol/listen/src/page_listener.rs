@@ -2,12 +2,13 @@
 
 use std::{
     convert::Infallible,
-    future::{Future, ready},
+    future::{Future, poll_fn, ready},
     io,
     net::SocketAddr,
     pin::{Pin, pin},
     sync::Arc,
-    task::Context,
+    task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -21,6 +22,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower_service::Service;
@@ -34,6 +36,10 @@ use crate::{
 const MAX_STREAMS: u32 = 128;
 /// Maximum size of the headers of an HTTP/1.1 request, in bytes. Larger headers get a 431.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
+
+/// Time that a connection accepted before the stop has for its first request. The client cannot know of the stop, and a successor
+/// may serve the same address: a refused request would be the only sign of an upgrade.
+const FIRST_REQUEST: Duration = Duration::from_millis(300);
 
 /// Accepts HTTP connections of operators and tools.
 #[derive(Debug)]
@@ -127,10 +133,15 @@ async fn serve_connection<S, B, T>(
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (stream, peer) = match stopping.run_until_cancelled(secured).await {
-        Some(Ok(established)) => established,
-        Some(Err(error)) => return tracing::debug!(%error, "a connection ended before it began"),
-        None => return,
+    let secured = tokio::select! {
+        // Polled first: a plaintext connection is established at once.
+        biased;
+        secured = secured => secured,
+        () = stopping.cancelled() => return,
+    };
+    let (stream, peer) = match secured {
+        Ok(established) => established,
+        Err(error) => return tracing::debug!(%error, "a connection ended before it began"),
     };
     // An accepted connection always has this state.
     let Some(connection) = stream.connection().cloned() else { return };
@@ -138,18 +149,38 @@ async fn serve_connection<S, B, T>(
     Http2Settings { streams: MAX_STREAMS }.apply(&mut builder);
     // The acceptor limits the time for headers; hyper's own timeout would also close idle connections.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEADER_BYTES);
-    let service = Pages { inner, connection, refused_user_agent, peer };
+    let service = Pages { inner, connection: Arc::clone(&connection), refused_user_agent, peer };
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let ended = tokio::select! {
-        ended = served.as_mut() => ended,
-        () = stopping.cancelled() => {
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
+    let running = tokio::select! {
+        ended = served.as_mut() => Some(ended),
+        () = stopping.cancelled() => None,
+    };
+    let ended = match running {
+        Some(ended) => ended,
+        None => match serve_first_request(served.as_mut(), &connection).await {
+            Some(ended) => ended,
+            None => {
+                served.as_mut().graceful_shutdown();
+                served.await
+            }
+        },
     };
     if let Err(error) = ended {
         tracing::debug!(error, "connection failed");
     }
+}
+
+/// Serves a connection until its first request has begun, for [`FIRST_REQUEST`] at most. Returns the result if the connection has ended.
+async fn serve_first_request<F: Future>(
+    mut served: Pin<&mut F>,
+    connection: &Connection,
+) -> Option<F::Output> {
+    let begun = poll_fn(|cx| match served.as_mut().poll(cx) {
+        Poll::Ready(ended) => Poll::Ready(Some(ended)),
+        Poll::Pending if connection.has_begun_request() => Poll::Ready(None),
+        Poll::Pending => Poll::Pending,
+    });
+    timeout(FIRST_REQUEST, begun).await.ok().flatten()
 }
 
 /// Guards the requests of one connection.
@@ -184,5 +215,59 @@ where
         request.extensions_mut().extend(self.peer.clone());
         // Routers are always ready; hyper's own adapter assumes this of every service.
         Box::pin(GuardedCall::http(self.inner.clone().call(request), guard))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Ready;
+
+    use http_body_util::Full;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        task::yield_now,
+    };
+
+    use super::*;
+    use crate::{Limits, Memory};
+
+    #[derive(Clone)]
+    struct Page;
+
+    impl Service<Request<RequestBody<Incoming>>> for Page {
+        type Response = Response<Full<Bytes>>;
+        type Error = Infallible;
+        type Future = Ready<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _request: Request<RequestBody<Incoming>>) -> Self::Future {
+            ready(Ok(Response::new(Full::from("a page"))))
+        }
+    }
+
+    #[tokio::test]
+    async fn connection_accepted_before_stop_serves_its_first_request() {
+        let acceptor = Acceptor::new("test", Limits::pages(), Memory::default());
+        let any = "127.0.0.1:0".parse().unwrap();
+        let listener = PageListener::bind(any, acceptor.clone()).await.unwrap();
+        let (address, stopping) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let served = tokio::spawn(listener.serve(Page, stopping.clone()));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        while acceptor.shared().open() == 0 {
+            yield_now().await;
+        }
+        stopping.cancel();
+        // The listener's tasks notice the stop before the request.
+        for _ in 0..10 {
+            yield_now().await;
+        }
+        client.write_all(b"GET / HTTP/1.1\r\nhost: page\r\n\r\n").await.unwrap();
+        let mut response = String::new();
+        client.read_to_string(&mut response).await.unwrap();
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n") && response.ends_with("a page"), "{response}");
+        served.await.unwrap();
     }
 }

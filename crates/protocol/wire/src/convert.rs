@@ -3,6 +3,10 @@
 //! `From` converts to messages and cannot fail. `TryFrom` converts back and validates; its errors contain the path of
 //! the field. Durations are whole milliseconds or microseconds on the wire, as each field says; fractions are cut
 //! off.
+//!
+//! Each module has a subject of the model, like the modules of `fairmesh-model`, and names the `.proto` file of its
+//! messages: `records.proto` has the records of all subjects. A module for each `.proto` file was rejected, since most
+//! conversions would be in one.
 
 mod endpoint;
 mod gateway;
@@ -22,7 +26,7 @@ use bytes::Bytes;
 use fairmesh_model::{Invalid, ShardKey, StoreId};
 pub use shard::interval;
 pub use traffic::{read_shares, write_shares};
-pub use traffic_report::call_counts;
+pub use traffic_report::{MAX_PROCESS_NAME, call_counts};
 
 /// Encodes a store id as 16 bytes, big endian.
 pub fn store_id_bytes(id: StoreId) -> Bytes {

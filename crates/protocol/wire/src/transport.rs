@@ -12,6 +12,7 @@ mod bearer_token;
 #[cfg(feature = "server")]
 mod call_guard;
 mod channel;
+mod connect_timeout;
 mod federated_callers;
 #[cfg(feature = "server")]
 mod join_check;
@@ -24,7 +25,6 @@ mod plaintext_callers;
 mod serve;
 mod socket;
 mod stream;
-mod timed_dial;
 mod tls_identity;
 #[cfg(feature = "server")]
 mod unix_authority;

@@ -7,6 +7,7 @@ mod failover;
 mod freshness;
 #[cfg(feature = "node")]
 mod node_follower;
+mod refusal_retry;
 #[cfg(feature = "node")]
 mod relay_acks;
 mod subscriptions;
@@ -89,7 +90,9 @@ pub trait Sink: Send + 'static {
     /// this update.
     fn update(&mut self, update: Update);
 
-    /// Called if the upstream does not serve this prefix. The prefix is requested again on the next connection.
+    /// Called if the upstream does not serve this prefix, and again if its reason changes. The prefix is requested again
+    /// within seconds, because the reason may be that the processes of this machine are starting; a lasting refusal is
+    /// logged as a warning.
     fn refused(&mut self, prefix: &Prefix, reason: &str);
 
     /// Called if the upstream lost its own upstream. The copy is at most `age` old, and ages from now on. Zero means

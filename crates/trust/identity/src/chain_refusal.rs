@@ -1,5 +1,10 @@
 use fairmesh_model::{SpiffeId, SpiffePath, TrustDomain};
 
+/// What repairs a record of revocations that processes cannot read. Those that refuse all operators for that accept it
+/// over this socket only.
+pub const REPAIR_REVOCATIONS: &str = "on the machine of the control plane, as its user or root: `fairmesh identity revoke ID \
+     --replace-unreadable --control unix:DIR/control.sock`, with its data directory";
+
 /// Maximum number of certificates that a peer may send.
 pub(crate) const MAX_CHAIN: usize = 4;
 
@@ -50,8 +55,8 @@ pub enum Refused {
     OwnDomain(SpiffeId),
     /// This process never read a record of revocations that it understands.
     #[error(
-        "the certificate of {0} may be revoked: the record of revocations cannot be read; upgrade this process, or write the record \
-         again with `fairmesh identity revoke --replace-unreadable` as the control plane's own user"
+        "the certificate of {0} may be revoked: the record of revocations cannot be read; upgrade this process, or replace the \
+         record {REPAIR_REVOCATIONS}"
     )]
     RevocationsUnreadable(SpiffePath),
     /// The peer has another id than the expected one.

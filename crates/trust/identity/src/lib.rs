@@ -56,7 +56,7 @@ pub use bundle_document::{
 pub use bundle_file::follow_bundle;
 pub use certificate_authority::{Authority, Issued, LIFETIME, Reread, renews_itself};
 pub use certificate_info::CertificateInfo;
-pub use chain_refusal::Refused;
+pub use chain_refusal::{REPAIR_REVOCATIONS, Refused};
 pub use chain_verification::{CLOCK_SKEW, Trust, Usage};
 pub use clock::{Clock, SystemClock};
 pub use credentials::Credentials;
@@ -75,6 +75,7 @@ pub use signer::{
     certificate_verify,
 };
 pub use tls_config::crypto_provider;
+pub use tls_stream::CERTIFICATE_REJECTED;
 pub use tracked_connections::RevocationList;
 pub use web_roots::WebRoots;
 pub use workload::Workload;

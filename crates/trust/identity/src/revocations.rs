@@ -16,7 +16,7 @@ use fairmesh_wire::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::Workload;
+use crate::{REPAIR_REVOCATIONS, Workload};
 
 /// The followed records. The trust bundle is followed only if the source asks for roots.
 const FOLLOWED: [RecordKey; 3] =
@@ -81,8 +81,8 @@ impl RevocationSink {
         }
     }
 
-    /// Reports that the roots or the keys for JWT-SVIDs changed. The record is only a hint, because replicas forward it; the roots themselves
-    /// come from a control plane.
+    /// Reports that the roots or the keys for JWT-SVIDs changed. The record is only a hint, because replicas forward it;
+    /// roots and keys themselves come from a control plane.
     fn note_roots(&mut self, bundle: TrustBundle) {
         let before = self.roots.replace(bundle);
         let (Some(before), Some(now)) = (before, &self.roots) else { return };
@@ -101,8 +101,7 @@ impl RevocationSink {
             tracing::error!(
                 %error,
                 "the record of revocations is not understood, and no earlier one is known: all peers but control planes, \
-                 replicas and agents are refused; upgrade this process, or write the record again with \
-                 `fairmesh identity revoke --replace-unreadable` as the control plane's own user"
+                 replicas and agents are refused; upgrade this process, or replace the record {REPAIR_REVOCATIONS}"
             );
             return;
         }

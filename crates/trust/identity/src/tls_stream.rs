@@ -27,6 +27,9 @@ use crate::{
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_DISCARDED: u64 = 64 * 1024;
 
+/// Begin of the error of a client whose certificate the server rejects; the alert follows. Only the server knows why.
+pub const CERTIFICATE_REJECTED: &str = "the server rejected the certificate of this program";
+
 /// A TLS connection over TCP.
 #[derive(Debug)]
 pub(crate) struct TlsStream {
@@ -173,7 +176,7 @@ fn as_refusal(error: io::Error) -> io::Error {
         | DecryptError
         | UnknownCA
         | UnsupportedCertificate => {
-            let message = format!("the server rejected the certificate of this program: {alert:?}");
+            let message = format!("{CERTIFICATE_REJECTED}: {alert:?}");
             io::Error::new(ErrorKind::ConnectionRefused, message)
         }
         _ => error,

@@ -5,7 +5,7 @@ use fairmesh_signals::{ReportOwner, ReportSource};
 
 use super::{
     Program,
-    attestor::{Attestor, tenants_of},
+    program_permissions::{ProgramPermissions, tenants_of},
 };
 use crate::identity::AgentIdentity;
 
@@ -14,7 +14,7 @@ use crate::identity::AgentIdentity;
 pub(crate) struct ReportSender {
     /// The identity of the agent. `None` in a mesh without a trust domain, which limits no sender.
     pub(super) member: Option<AgentIdentity>,
-    pub(super) attestor: Arc<Attestor>,
+    pub(super) permissions: Arc<ProgramPermissions>,
     pub(super) program: Program,
 }
 
@@ -26,7 +26,7 @@ impl ReportSender {
         let tenants = match &self.program {
             _ if self.member.is_none() => return ReportSource { sender, ..ReportSource::of_mesh() },
             Program::Own => return ReportSource::of_mesh(),
-            Program::Other(program) => self.attestor.tenants(program),
+            Program::Other(program) => self.permissions.tenants(program),
             Program::Proved(id) => tenants_of(std::slice::from_ref(id)),
             Program::Unknown => Reach::Nothing,
         };
@@ -52,8 +52,8 @@ impl ReportSender {
         let Some(identity) = self.member.as_ref().filter(|_| !names.is_empty()) else { return };
         let visible = match &self.program {
             Program::Own => return,
-            Program::Other(program) => self.attestor.visible(identity, program, services()).await,
-            Program::Proved(id) => self.attestor.visible_to_proved(id, services()).await,
+            Program::Other(program) => self.permissions.visible(identity, program, services()).await,
+            Program::Proved(id) => self.permissions.visible_to_proved(id, services()).await,
             Program::Unknown => BTreeSet::new(),
         };
         names.retain(|name| ServiceName::new(name).is_ok_and(|name| visible.contains(&name)));

@@ -75,7 +75,7 @@ impl Sink for UpdateQueue {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::warn!(%prefix, reason, "control plane refused a subscription of the health checker");
+        tracing::info!(%prefix, reason, "control plane refused a subscription of the health checker");
     }
 }
 

@@ -42,7 +42,7 @@ impl Place {
         };
         let to = Attachments {
             callers: place.callers.clone(),
-            selection: Selection { networks: vec![(ADDRESS, 32)], ports: vec![80] },
+            selection: Selection { networks: vec![(ADDRESS.into(), 32)], ports: vec![80] },
             servers: vec![place.servers.clone()],
             ..Attachments::default()
         };

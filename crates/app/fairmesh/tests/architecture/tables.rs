@@ -115,8 +115,20 @@ pub(super) const MAY_USE: &[(&str, &[&str])] = &[
     (
         "gateway",
         &[
-            "model", "metrics", "listen", "pages", "wire", "identity", "tokens", "rib", "headers", "calls",
-            "server", "edge",
+            "model",
+            "metrics",
+            "listen",
+            "pages",
+            "wire",
+            "identity",
+            "tokens",
+            "rib",
+            "headers",
+            "placement",
+            "kernel",
+            "calls",
+            "server",
+            "edge",
         ],
     ),
     // Forwards bytes, without routes or policies. The records it follows say which replica serves a service.
@@ -210,7 +222,7 @@ pub(super) const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("demo", &["model", "wire", "client", "server", "kernel", "console"]),
     // Commands about traffic. The only records they change are those of the planner.
-    ("traffic", &["model", "wire", "registry", "imbalance", "planner", "console", "processes"]),
+    ("traffic", &["model", "wire", "views", "registry", "imbalance", "planner", "console", "processes"]),
     (
         "cli",
         &[

@@ -13,7 +13,7 @@ use std::{
 };
 
 use fairmesh_test_support::free_port;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     calls::echo,
@@ -35,27 +35,34 @@ service: shop/cart
 routes: [{name: bulk, match: {path: {prefix: /bulk}}, class: bulk}]
 ";
 
-/// An instance of a service behind its sidecar, which calls another service 20 times per second until dropped.
+/// Programs that call a service through a proxy 20 times per second until dropped.
 struct Instance {
-    sidecar: Child,
+    proxy: Child,
     stops: Arc<AtomicBool>,
     calls: Option<JoinHandle<()>>,
 }
 
 impl Instance {
+    /// Starts an instance of a service behind its sidecar, which calls another service.
     fn start(mesh: &Mesh, agent: &Agent, service: &str, target: (&'static str, &'static str)) -> Self {
-        let [listen, inbound, admin] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
-        let inbound = format!("{service}@{inbound}=127.0.0.1:{}", echo());
-        let sidecar = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
-            .args(["proxy", "--listen", &listen, "--admin", &admin, "--inbound", &inbound])
-            .args(["--inbound-instance", "one", "--client-id", service, "--agent", &agent.address()])
+        let inbound = format!("{service}@127.0.0.1:{}=127.0.0.1:{}", free_port(), echo());
+        let sidecar = ["--inbound", &inbound, "--inbound-instance", "one", "--client-id", service];
+        Self::behind(mesh, agent, &sidecar, target)
+    }
+
+    /// Starts a proxy with these options, and calls through it.
+    fn behind(mesh: &Mesh, agent: &Agent, options: &[&str], target: (&'static str, &'static str)) -> Self {
+        let [listen, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+        let proxy = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+            .args(["proxy", "--listen", &listen, "--admin", &admin, "--agent", &agent.address()])
+            .args(options)
             .env_clear()
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let stops = Arc::new(AtomicBool::new(false));
-        let mut instance = Self { sidecar, stops: Arc::clone(&stops), calls: None };
+        let mut instance = Self { proxy, stops: Arc::clone(&stops), calls: None };
         mesh.run(&["wait", "proxy", "--admin", &admin]).ok();
         instance.calls = Some(thread::spawn(move || {
             while !stops.load(Relaxed) {
@@ -71,8 +78,8 @@ impl Drop for Instance {
     fn drop(&mut self) {
         self.stops.store(true, Relaxed);
         let _ = self.calls.take().map(JoinHandle::join);
-        let _ = self.sidecar.kill();
-        let _ = self.sidecar.wait();
+        let _ = self.proxy.kill();
+        let _ = self.proxy.wait();
     }
 }
 
@@ -130,4 +137,22 @@ fn services_report_calls_to_each_other_only_while_watched() {
     mesh.start_control();
     let calls = |args: &[&str]| mesh.run(&[&["traffic", "calls", "--json"], args].concat()).json();
     wait_until("they are reported again", || !answered(&calls(&["shop/cart"])).is_empty());
+}
+
+#[test]
+fn reported_calls_name_shared_proxy_by_its_client_id() {
+    let mesh = Mesh::start();
+    mesh.apply(SERVICES).ok();
+    mesh.register("shop/cart", "cart-0", "eu", echo());
+    let replica = mesh.replica("root", &mesh.address());
+    let agent = mesh.agent_at("eu", &replica.address());
+    let _shared = Instance::behind(&mesh, &agent, &["--client-id", "web-1/edge"], ("cart.shop", "/"));
+    let command = ["traffic", "calls", "shop/cart"];
+    let rows = || answered(&mesh.run(&[&command[..], &["--json"]].concat()).json());
+    wait_until("its calls are reported", || !rows().is_empty());
+    let row = rows()[0].clone();
+    assert_eq!((&row["caller"], &row["callerProcesses"]), (&Value::Null, &json!(["web-1/edge"])), "{row}");
+    let table = mesh.run(&command);
+    assert!(table.out.contains("\n(web-1/edge)  shop/cart "), "{table:?}");
+    assert!(table.err.contains("calls as no service"), "{table:?}");
 }

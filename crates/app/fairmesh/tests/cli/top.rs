@@ -108,11 +108,14 @@ fn top_counts_same_calls_at_callers_and_servers() {
     assert_eq!(of("shop/gone")["faults"], json!([{"fault": "no_endpoints", "calls": 1}]));
     assert_eq!(of("shop/front")["faults"], json!([{"fault": "unknown_service", "calls": 1}]));
     let denied = top(&["--by", "denied"]);
-    let row = &denied[0];
-    assert_eq!(
-        (&row["service"], &row["mode"], &row["calls"]),
-        (&json!("shop/cart"), &json!("audit"), &json!(CALLS))
-    );
+    for (row, path, calls) in [(&denied[0], "/ok", SUCCESSES), (&denied[1], "/fails", FAILURES)] {
+        assert_eq!((&row["service"], &row["mode"]), (&json!("shop/cart"), &json!("audit")));
+        assert_eq!(
+            (&row["method"], &row["path"], &row["calls"]),
+            (&json!("GET"), &json!(path), &json!(calls)),
+            "{denied}"
+        );
+    }
     assert_eq!(top(&["--filter", "nothing"]), Value::Array(Vec::new()));
     let table = mesh.run(&["top", "--once", "--by", "pairs"]).ok();
     assert!(table.contains("CALLER") && table.contains("shop/cart"), "{table}");

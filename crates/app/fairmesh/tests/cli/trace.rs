@@ -21,10 +21,10 @@ use super::{
     support::{Mesh, wait_until},
 };
 
-/// Status of a request over a new connection.
-fn status(address: &str, path: &str) -> Option<String> {
+/// Status of a request for a host over a new connection.
+pub(super) fn status(address: &str, host: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
-    let request = format!("GET {path} HTTP/1.1\r\nhost: catalog.shop\r\nconnection: close\r\n\r\n");
+    let request = format!("GET /items HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).ok()?;
     let mut response = String::new();
     stream.read_to_string(&mut response).ok()?;
@@ -43,7 +43,7 @@ fn trace_command_shows_slow_and_failed_requests_with_attempts() {
     let proxy = ["proxy", "--agent", &agent.address(), "--admin", "none", "--listen", &listen];
     let traced = ["--trace-to", &to, "--trace-one-in", "1"];
     let _proxy = start(&[&proxy[..], &traced].concat(), None);
-    wait_until("the proxy serves", || status(&listen, "/items").as_deref() == Some("200"));
+    wait_until("the proxy serves", || status(&listen, "catalog.shop").as_deref() == Some("200"));
     let list = |args: &[&str]| mesh.run(&[&["trace", "--json"], args].concat()).json();
     wait_until("its spans have arrived", || list(&["shop/catalog"])[0]["spanCount"] == 2);
     let listed = list(&["shop/catalog"])[0].clone();
@@ -131,6 +131,6 @@ fn strict_control_plane_takes_spans_only_of_services_that_sender_is() {
     let (proxy, to) = (["proxy", "--agent", &address, "--admin", "none"], format!("https://{spans}"));
     let traced = ["--listen", &listen, "--trace-to", &to, "--trace-one-in", "1"];
     let _proxy = start(&[&proxy[..], &traced].concat(), None);
-    wait_until("the proxy serves", || status(&listen, "/items").as_deref() == Some("200"));
+    wait_until("the proxy serves", || status(&listen, "catalog.shop").as_deref() == Some("200"));
     wait_until("its spans have arrived", || list("shop/catalog")[0]["spanCount"] == 2);
 }

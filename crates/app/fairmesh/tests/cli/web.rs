@@ -2,6 +2,7 @@
 
 mod large_mesh;
 mod mesh_pages;
+mod traces_page;
 
 use std::{
     env, fs,
@@ -216,6 +217,12 @@ fn web_page_shows_mesh_in_browser() {
         ["Who may call", "audited only"],
         ["Callers behind", "have applied its newest record"],
         ["What changed", "policy changed"],
+        ["Refused callers", "GET /"],
+    ]}));
+    browser.step(&json!({"do": "shows", "state": "regions", "panels": [
+        ["Calls between regions", "Received by region"],
+        ["Calls between regions", "eu"],
+        ["Calls between regions", "us"],
     ]}));
     browser.step(&json!({"do": "shows", "state": "graph?service=shop/catalog&split=region", "panels": [["Graph", ""]]}));
     browser.audit(&[
@@ -223,6 +230,7 @@ fn web_page_shows_mesh_in_browser() {
         "graph?service=shop/cart",
         "service?service=shop/cart",
         "why?service=shop/cart&region=eu",
+        "regions",
     ]);
     browser.take_screenshots(&json!([
         ["graph", "graph", "light"],
@@ -359,6 +367,12 @@ fn web_page_of_strict_mesh_shows_viewer_only_own_tenant() {
         ("/ui/api/regions?tenant=shop", false),
         ("/ui/api/imbalance?tenant=shop", false),
         ("/ui/api/security?tenant=shop", false),
+        ("/ui/api/traces?tenant=shop&service=shop/web", false),
+        ("/ui/api/trace/00000000000000000000000000000001?tenant=shop", false),
+        ("/ui/api/traces", true),
+        ("/ui/api/traces?service=shop/web", true),
+        ("/ui/api/traces?tenant=bank", true),
+        ("/ui/api/trace/00000000000000000000000000000001", true),
         ("/ui/api/planner/shop/web", false),
         ("/ui/api/regions", true),
         ("/ui/api/regions?tenant=bank", true),
@@ -378,4 +392,6 @@ fn web_page_of_strict_mesh_shows_viewer_only_own_tenant() {
     ] {
         assert_eq!(is_refused(path), expected, "{path}");
     }
+    let other = head(&pages, "/ui/api/traces?tenant=shop&service=bank/vault", &pages, "");
+    assert!(other.starts_with("http/1.1 400"), "{other}");
 }

@@ -7,6 +7,7 @@ mod closing;
 mod containers;
 mod ejected;
 mod in_flight;
+mod ipv6;
 mod large;
 mod local;
 mod million;
@@ -116,13 +117,17 @@ impl Attached {
     }
 }
 
+/// Whether the kernel or iproute2 (`tc`, `ip`) has made an entry: both add some to any BPF file system that they find.
+fn is_of_system(name: &str) -> bool {
+    name.ends_with(".debug") || matches!(name, "ip" | "tc" | "xdp")
+}
+
 impl Drop for Attached {
     fn drop(&mut self) {
         let _ = fairmesh_kernel::detach(&self.pins());
         let entries =
             fs::read_dir(self.folder.path()).into_iter().flatten().flatten().map(|entry| entry.file_name());
-        // Some systems add files of their own to each BPF file system.
-        let left: Vec<_> = entries.filter(|name| !name.to_string_lossy().ends_with(".debug")).collect();
+        let left: Vec<_> = entries.filter(|name| !is_of_system(&name.to_string_lossy())).collect();
         assert!(left.is_empty() || std::thread::panicking(), "pins are left: {left:?}");
         let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
         // `attach` removes only the cgroups that it created; those of servers existed before.

@@ -33,8 +33,9 @@ const POD: &str = "127.0.1.7";
 const BACKENDS: [&str; 3] = ["a1", "a2", "a3"];
 /// Backends of the other zone, without running replicas. A service gets at most half of all backends.
 const ELSEWHERE: [&str; 5] = ["b1", "b2", "b3", "b4", "b5"];
-/// Number of callers. Each sends its next call once it has a response.
-const CALLERS: usize = 4;
+/// Number of callers. Each sends its next call once it has a response, which on a busy machine takes four processes'
+/// turns: so many callers use up the quotas also if each of them waits for 100 ms.
+const CALLERS: usize = 16;
 /// Longest time from the alert to the effect of an addition.
 const RELIEF: Duration = Duration::from_secs(20);
 /// Time limit of connections that a lossy move ends: the figure of the issue.

@@ -5,6 +5,7 @@
 
 mod bounds;
 mod demo;
+mod entry;
 mod floods;
 mod launches;
 mod lies;

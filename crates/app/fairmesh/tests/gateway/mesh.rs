@@ -305,7 +305,7 @@ pub(crate) async fn exchange(stream: &mut Stream, request: &[u8]) -> String {
 }
 
 /// Fetches an admin page.
-async fn page(address: &str, path: &str) -> String {
+pub(crate) async fn page(address: &str, path: &str) -> String {
     let Ok(mut stream) = TcpStream::connect(address).await else { return String::new() };
     let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     let mut read = Vec::new();

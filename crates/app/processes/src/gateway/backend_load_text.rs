@@ -8,14 +8,17 @@ use fairmesh_console::{
 };
 use fairmesh_wire::{
     handshake::Connection,
-    v1::{GatewayAlert, GatewayBackendLoad, ReadGatewayRequest},
+    v1::{GatewayAlert, GatewayBackendLoad, GatewayReplicaLoad, ReadGatewayRequest},
 };
 use serde_json::{Value, json};
 
-/// Reads the loads of all backends, by name.
-pub(super) async fn read(connection: &Connection) -> Result<BTreeMap<String, GatewayBackendLoad>, Failure> {
+/// Reads the loads of all backends, by name, and of all replicas.
+pub(super) async fn read(
+    connection: &Connection,
+) -> Result<(BTreeMap<String, GatewayBackendLoad>, Vec<GatewayReplicaLoad>), Failure> {
     let read = connection.admin().read_gateway(ReadGatewayRequest {}).await?.into_inner();
-    Ok(read.backends.into_iter().map(|load| (load.backend.clone(), load)).collect())
+    let backends = read.backends.into_iter().map(|load| (load.backend.clone(), load));
+    Ok((backends.collect(), read.replicas))
 }
 
 /// Formats the CPU in use and its limit, such as `0.42 of 2.00 (21%)`.

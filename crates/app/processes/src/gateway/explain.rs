@@ -63,7 +63,7 @@ pub(super) async fn run(args: ExplainArgs) -> Result<(), Failure> {
             (vec![backend], None)
         }
     };
-    let mut read = backend_load_text::read(&connection).await?;
+    let (mut read, _) = backend_load_text::read(&connection).await?;
     let service = service.as_ref();
     let explained = names.into_iter().map(|backend| {
         let load = read.remove(backend.as_str());

@@ -15,7 +15,7 @@ use fairmesh_wire::{
 };
 use serde_json::json;
 
-use super::{backend_load_text, in_force, load_actions};
+use super::{backend_load_text, entry_text, in_force, load_actions};
 
 /// The controller that places services.
 const CONTROLLER: &str = "placement";
@@ -42,7 +42,7 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
     let kinds = [RecordKind::GatewayService, RecordKind::Placement];
     let view = View::read(&connection, &Scope::All, &kinds).await?;
     let backends = View::gateway_backends(&connection).await?.gateway_backends;
-    let loads = backend_load_text::read(&connection).await?;
+    let (loads, reporting) = backend_load_text::read(&connection).await?;
     let mut listing = Listing::new(HEAD);
     let mut alerts = Vec::new();
     for (name, backend) in &backends {
@@ -75,6 +75,7 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
             "launching": backend.replicas.is_empty(),
             "replicas": replicas,
             "load": load.map(backend_load_text::item),
+            "entry": entry_text::items(&reporting, name.as_str()),
             "inForce": in_force::items(&view, name, None),
         });
         listing.add(row, item);
@@ -83,8 +84,9 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
         "the gateway has no backends, so that each replica serves all services; declare them with 'kind: GatewayBackend'".to_owned()
     });
     let refused = refused(&connection).await?;
-    listing.further =
-        vec![(ALERTS, alerts), (PLACED, placed(&view)), (ACTS, acts_of_all(&view)), (REFUSED, refused)];
+    let entries = entry_text::rows(&reporting);
+    let rows = [alerts, entries, placed(&view), acts_of_all(&view), refused];
+    listing.further = [ALERTS, entry_text::HEAD, PLACED, ACTS, REFUSED].into_iter().zip(rows).collect();
     listing.print(args.output.format())
 }
 

@@ -1,6 +1,6 @@
 //! `fairmesh kernel attach` and `detach`.
 
-use std::{net::Ipv4Addr, path::Path, process::ExitCode, str::FromStr, time::Duration};
+use std::{net::IpAddr, path::Path, process::ExitCode, str::FromStr, time::Duration};
 
 use clap::Args;
 use fairmesh_console::{arguments::OutputArgs, connect, failure::Failure, output, process_stat::ProcessStat};
@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::{
-    PinArgs, failure,
-    follow::{Follower, Following},
+    PinArgs,
+    container_watch::{Follower, Following},
+    failure,
     status::{attachment_state, options},
 };
 use crate::proxy::uids;
@@ -32,7 +33,7 @@ pub struct AttachArgs {
     /// Only connections to this port; may be repeated, up to 8 times [default: 80].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
-    /// Only connections to these IPv4 addresses; may be repeated, up to 8 times [default: 0.0.0.0/0].
+    /// Only connections to these addresses of IPv4 or IPv6; may be repeated, up to 8 times [default: every address].
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     to: Vec<Network>,
     /// Refuse connections of these programs to anything but services; without a listening proxy, refuse all. By
@@ -101,24 +102,38 @@ pub struct DetachArgs {
     output_args: OutputArgs,
 }
 
-/// An IPv4 network: an address and the length of its prefix, up to 32.
+/// A network: an address and the length of its prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Network(Ipv4Addr, u8);
+struct Network(IpAddr, u8);
 
 impl Network {
     /// Refuses a host address with a short prefix: 10.1.2.3/8 is most often a mistyped 10.1.2.3/32.
-    fn new(address: Ipv4Addr, prefix: u8) -> Result<Self, Invalid> {
-        let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
-        let first = Ipv4Addr::from(address.to_bits() & mask);
+    fn new(address: IpAddr, prefix: u8) -> Result<Self, Invalid> {
+        let first = first_address(address, prefix);
         if first == address {
             return Ok(Self(address, prefix));
         }
         let says = format!("'{address}/{prefix}' is the address of a host with the prefix of a network");
+        let whole = whole_prefix(address);
         Err(Invalid::new(
             "",
             says,
-            format!("write {first}/{prefix} for the network, {address}/32 for the host"),
+            format!("write {first}/{prefix} for the network, {address}/{whole} for the host"),
         ))
+    }
+}
+
+/// Length of a prefix that is the whole address.
+fn whole_prefix(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+/// The first address of the network.
+fn first_address(address: IpAddr, prefix: u8) -> IpAddr {
+    let rest = u32::from(whole_prefix(address) - prefix);
+    match address {
+        IpAddr::V4(ip) => IpAddr::V4((ip.to_bits() & u32::MAX.checked_shl(rest).unwrap_or(0)).into()),
+        IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() & u128::MAX.checked_shl(rest).unwrap_or(0)).into()),
     }
 }
 
@@ -126,13 +141,18 @@ impl FromStr for Network {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
-        match (address.parse(), prefix.parse()) {
-            (Ok(address), Ok(prefix @ 0..=32)) => Self::new(address, prefix),
-            _ => Err(Invalid::new(
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(ip, prefix)| (ip, Some(prefix)));
+        let read = address.parse::<IpAddr>().ok().and_then(|address| {
+            let whole = whole_prefix(address);
+            let prefix = prefix.map_or(Some(whole), |prefix| prefix.parse().ok())?;
+            (prefix <= whole).then_some((address, prefix))
+        });
+        match read {
+            Some((address, prefix)) => Self::new(address, prefix),
+            None => Err(Invalid::new(
                 "",
-                format!("'{text}' is no IPv4 network"),
-                "write an address and a prefix, such as 10.0.0.0/8",
+                format!("'{text}' is no network"),
+                "write an address and a prefix, such as 10.0.0.0/8 or fd00::/8",
             )),
         }
     }
@@ -270,13 +290,24 @@ mod tests {
     #[test]
     fn attach_refuses_network_with_host_bits() {
         let read = |text: &str| text.parse::<Network>();
-        let whole = [("10.0.0.0/8", 8), ("10.1.2.3", 32), ("0.0.0.0/0", 0), ("10.1.2.2/31", 31)];
+        let whole = [
+            ("10.0.0.0/8", 8),
+            ("10.1.2.3", 32),
+            ("0.0.0.0/0", 0),
+            ("10.1.2.2/31", 31),
+            ("fd00::/8", 8),
+            ("::1", 128),
+        ];
         for (text, prefix) in whole {
             assert_eq!(read(text).unwrap().1, prefix, "{text}");
         }
         let refused = read("10.1.2.3/8").unwrap_err().to_string();
         assert!(refused.contains("10.0.0.0/8") && refused.contains("10.1.2.3/32"), "{refused}");
-        for text in ["10.0.0.0/33", "10.0.0/8", "10.0.0.1/0", "10.0.0.0/-1", ""] {
+        let refused = read("fd00::1/8").unwrap_err().to_string();
+        assert!(refused.contains("fd00::/8") && refused.contains("fd00::1/128"), "{refused}");
+        for text in
+            ["10.0.0.0/33", "10.0.0/8", "10.0.0.1/0", "10.0.0.0/-1", "", "fd00::/129", "::1/", "[::1]"]
+        {
             assert!(read(text).is_err(), "{text}");
         }
     }

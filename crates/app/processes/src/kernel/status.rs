@@ -171,7 +171,8 @@ fn words(counter: Counter) -> &'static str {
     match counter {
         Counter::Redirected => "connections to the proxy",
         Counter::NoProxy => "connections made directly, no proxy listened",
-        Counter::Refused => "connections refused, no proxy listened",
+        Counter::Refused => "connections refused, not redirected",
+        Counter::Ipv6Left => "connections made directly, over IPv6 alone",
         Counter::SentByKernel => "requests by the kernel",
         Counter::NotRegistered => "by the sidecar: connection not served yet",
         Counter::InFlight => "by the sidecar: an earlier request in flight",

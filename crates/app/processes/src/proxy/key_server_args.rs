@@ -34,7 +34,7 @@ pub(super) async fn connect(args: &ServeArgs) -> Result<Option<(Transport, Arc<R
     if args.tls_key_servers.is_empty() {
         return Ok(None);
     }
-    let agent = args.agent.clone().unwrap_or_else(connect::agent);
+    let agent = args.upstream.agent();
     let transport = connect::transport_of_agent(agent, Some(identity(args)), "proxy").await;
     connect::require_identity(&transport)?;
     let deadline = args.tls_key_timeout;

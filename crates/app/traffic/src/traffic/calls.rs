@@ -8,6 +8,7 @@ use fairmesh_console::{
     failure::Failure,
     output::{self, Listing, ago, decimal},
 };
+use fairmesh_model::MAX_CALLING_PROCESSES;
 use fairmesh_wire::{
     handshake::Connection,
     v1::{self, TrafficCallsResponse},
@@ -105,12 +106,23 @@ fn tell_what_is_missing(args: &CallsArgs, response: &TrafficCallsResponse) {
     }
 }
 
-/// Explains rows without a caller. Reports name calling services, since agents add up the reports of their programs.
+/// Explains rows without a calling service.
 fn unnamed(response: &TrafficCallsResponse) -> Option<&'static str> {
     response.calls.iter().any(|calls| calls.caller.is_empty()).then_some(
-        "a caller of - calls as no service, such as a shared proxy: 'fairmesh proxy --service SERVICE' names the service of its \
-         programs",
+        "a caller in parentheses is a process that calls as no service, such as a shared proxy, by its client id: 'fairmesh proxy \
+         --service SERVICE' names the service of its programs; - is a process of a release before",
     )
+}
+
+/// The calling service, or the processes that call as none, of which rows name a few.
+fn caller(calls: &v1::CallRates) -> String {
+    match &calls.processes[..] {
+        names if calls.caller.is_empty() && !names.is_empty() => {
+            let more = if names.len() < MAX_CALLING_PROCESSES { "" } else { ", …" };
+            format!("({}{more})", names.join(", "))
+        }
+        _ => class(&calls.caller),
+    }
 }
 
 /// Formats a table or document for one point in time.
@@ -141,7 +153,7 @@ fn listing(args: &CallsArgs, response: &TrafficCallsResponse) -> Listing {
         let per_second = |rate: u64| decimal(rate as f64 / MILLI, 1);
         let time = mean_time_us(calls).map(|micros| decimal(micros as f64 / MILLI, 1) + " ms");
         let row = vec![
-            class(&calls.caller),
+            caller(calls),
             calls.service.clone(),
             class(&calls.class),
             calls.from.clone(),
@@ -176,6 +188,7 @@ fn item(calls: &v1::CallRates) -> Value {
     let per_second = |rate: u64| rate as f64 / MILLI;
     json!({
         "caller": some(&calls.caller),
+        "callerProcesses": calls.processes,
         "service": calls.service,
         "class": some(&calls.class),
         "from": calls.from,
@@ -202,6 +215,18 @@ mod tests {
         };
         assert!(unnamed(&response("")).is_some_and(|note| note.contains("--service")));
         assert_eq!(unnamed(&response("shop/web")), None);
+    }
+
+    #[test]
+    fn calls_without_calling_service_name_their_processes() {
+        let shown = |service: &str, processes: &[&str]| {
+            let processes = processes.iter().map(ToString::to_string).collect();
+            caller(&v1::CallRates { caller: service.into(), processes, ..v1::CallRates::default() })
+        };
+        assert_eq!(shown("shop/web", &[]), "shop/web");
+        assert_eq!(shown("", &[]), "-");
+        assert_eq!(shown("", &["web-1/edge", "web-2/edge"]), "(web-1/edge, web-2/edge)");
+        assert_eq!(shown("", &["a", "b", "c", "d"]), "(a, b, c, d, …)");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::{Label, Region, ServiceName, Zone};
 pub const MAX_COUNT_ROWS: usize = 4_096;
 /// Maximum number of intervals in one [`CountReport`].
 pub const MAX_COUNT_INTERVALS: usize = 64;
-/// Maximum length of a caller in [`DeniedPath`], in bytes.
+/// Maximum length of a caller, and of a path, in [`DeniedPath`], in bytes.
 pub const MAX_DENIED_CALLER: usize = 512;
 /// The number of latency buckets of [`CallCounts`].
 pub const LATENCY_BUCKETS: usize = 32;
@@ -433,6 +433,10 @@ pub struct DeniedPath {
     pub rule: Option<Label>,
     /// Whether the call was allowed anyway, since the rules are only audited.
     pub is_audit: bool,
+    /// HTTP method of the call, or `OTHER`; empty for a connection, and for a report of the previous release.
+    pub method: String,
+    /// Path of the call, in which segments that may be ids are `*`, or `(other)`; empty as the method is.
+    pub path: String,
 }
 
 /// The counts of an interval.

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Label, Region, ServiceName, Zone};
+use crate::{Label, Region, ServiceName, Tenant, Zone};
 
 /// Maximum number of call paths in a report.
 pub const MAX_CALL_PATHS: usize = 4_096;
@@ -25,6 +25,12 @@ pub const MAX_REPORTED_REGIONS: usize = 256;
 /// Maximum number of services that a report can name as incomplete. A report with this many may have omitted further
 /// ones.
 pub const MAX_INCOMPLETE_SERVICES: usize = 1_024;
+
+/// Maximum number of tenants that a report can name as incomplete.
+pub const MAX_INCOMPLETE_TENANTS: usize = 1_024;
+
+/// Maximum number of processes that a report names for calls without a calling service. With this many, there may be more.
+pub const MAX_CALLING_PROCESSES: usize = 4;
 
 /// Maximum rate in a report: a billion per second, in thousandths. Sums are capped at this rate, so that the receiver
 /// accepts every sum.
@@ -41,6 +47,8 @@ pub struct TrafficReport {
     pub regions: BTreeSet<Region>,
     /// Calls to planned or watched services.
     pub calls: BTreeMap<CallPath, CallRates>,
+    /// Processes that make calls without a calling service, by called service and their region, as they name themselves.
+    pub processes: BTreeMap<(ServiceName, Region), BTreeSet<String>>,
     /// Servers, by service and region.
     pub servers: BTreeMap<(ServiceName, Region), ServerRates>,
     /// Calls that servers processed.
@@ -49,6 +57,8 @@ pub struct TrafficReport {
     pub left_out: u32,
     /// Services whose data is incomplete because paths or groups are missing.
     pub incomplete: BTreeSet<ServiceName>,
+    /// Tenants of which any service's data may be incomplete, because further incomplete services did not fit.
+    pub incomplete_tenants: BTreeSet<Tenant>,
     /// Whether any service's data may be incomplete, because further incomplete services did not fit.
     pub all_incomplete: bool,
 }
@@ -56,7 +66,8 @@ pub struct TrafficReport {
 impl TrafficReport {
     /// Whether a service's data may be incomplete.
     pub fn is_incomplete(&self, service: &ServiceName) -> bool {
-        self.all_incomplete || self.incomplete.contains(service)
+        let is_named = self.incomplete.contains(service) || self.incomplete_tenants.contains(&service.tenant);
+        self.all_incomplete || is_named
     }
 }
 

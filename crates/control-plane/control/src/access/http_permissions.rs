@@ -60,6 +60,8 @@ pub(crate) static ROUTES: &[(&str, &str, PageAccess)] = &[
     ("GET", "/ui/api/security", PageAccess::ViewTenantQueried),
     ("GET", "/ui/api/audit/{log}", PageAccess::Administer),
     ("GET", "/ui/api/fleet", PageAccess::ViewAll),
+    ("GET", "/ui/api/traces", PageAccess::ViewTenantQueried),
+    ("GET", "/ui/api/trace/{id}", PageAccess::ViewTenantQueried),
 ];
 
 #[cfg(test)]

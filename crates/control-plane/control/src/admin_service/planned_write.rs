@@ -11,7 +11,7 @@ use fairmesh_wire::{
     v1::{self, condition, outcome::Kind},
 };
 
-use super::{authorization_rules, config_history, policy_region_tables};
+use super::{authorization_rules, config_history, manual_region_tables};
 
 /// The desired value of one record.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ pub(super) fn plan(
             plan.batch.ops.extend(adopt_declaration(node, service));
         }
         if let RecordKey::Policy(service) = &wanted.key {
-            plan.batch.ops.extend(policy_region_tables::ops(node, service, wanted.value.as_deref()));
+            plan.batch.ops.extend(manual_region_tables::ops(node, service, wanted.value.as_deref()));
         }
         if kind != Kind::Unchanged {
             let expect = stored.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));

@@ -25,11 +25,12 @@ impl TrafficReports {
     ) -> Result<v1::TrafficCallsResponse, Status> {
         let now_ms = self.now_ms();
         let since_ms = service.map(|service| self.look(service, now_ms)).transpose()?.flatten();
-        let sum = self.sums().sum_of_all(now_ms);
-        let left_out = sum.left_out;
+        let mut sum = self.sums().sum_of_all(now_ms);
+        let (left_out, processes) = (sum.left_out, std::mem::take(&mut sum.processes));
         let (calls, not_shown) = shown(selected(sum, service, caller));
         // The response reuses the encoding of a report with these paths.
-        let report = v1::ReportSignalsRequest::from(TrafficReport { calls, ..TrafficReport::default() });
+        let report =
+            v1::ReportSignalsRequest::from(TrafficReport { calls, processes, ..TrafficReport::default() });
         let watched_ms = since_ms.map(|since| now_ms.saturating_sub(since));
         Ok(v1::TrafficCallsResponse { calls: report.calls, not_shown, left_out, watched_ms })
     }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_call_history::{CallHistory, HistoryLimits, RowSum};
+use fairmesh_call_history::{CallHistory, HistoryLimits, RegionSteps, RowSum};
 use fairmesh_controllers::MonotonicClock;
 use fairmesh_model::{CallCounts, CountReport, CountedBy, CpuBy, CpuPath, Egress, Region, ServiceName};
 use fairmesh_planner::EgressTotals;
@@ -201,6 +201,12 @@ impl CallViews {
         if by_callers.iter().any(Option::is_some) { by_callers } else { counted_by(CountedBy::Server) }
     }
 
+    /// Calls between regions to the services of a scope, in each step of the last `window`.
+    pub(crate) fn region_steps(&self, scope: &Scope, window: Duration) -> RegionSteps {
+        let now_ms = self.clock.now_ms();
+        self.taken().history.region_steps(window, now_ms, |service| scope.contains(service))
+    }
+
     /// Number of paths, bytes and reporters in the history.
     pub(super) fn size(&self) -> (usize, usize, usize) {
         let taken = self.taken();
@@ -273,7 +279,8 @@ mod tests {
             (path, CallCounts::ZERO.with_totals([calls, 0, 0, 0, 0]))
         };
         let denied = |service: &str| {
-            (DeniedPath { service: name(service), caller: None, rule: None, is_audit: true }, 2)
+            let (method, path) = ("GET".to_owned(), "/items".to_owned());
+            (DeniedPath { service: name(service), caller: None, rule: None, is_audit: true, method, path }, 2)
         };
         let interval = CountedInterval {
             span: Duration::from_secs(1),

@@ -52,6 +52,7 @@ impl Asked {
             services,
             is_leaving: false,
             is_first: false,
+            entry: None,
         }
     }
 }

@@ -161,6 +161,7 @@ impl Forwarder {
             fault: fault.map(FaultKind::label),
             instance: instance.map(|instance| instance.to_string()),
             region: region.map(|region| region.to_string()),
+            bytes_out: Some(0),
             ..AccessLogEntry::default()
         });
     }

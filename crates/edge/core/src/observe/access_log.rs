@@ -73,7 +73,7 @@ impl AccessLogger {
     }
 
     /// Whether the access log is enabled.
-    pub(crate) fn is_enabled(&self) -> bool {
+    pub fn is_enabled(&self) -> bool {
         self.lines.is_some()
     }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use fairmesh_calls::{
-    Trace,
+    ServiceName, Trace,
     forwarding::{BodyEnd, BodyObserver as _, Principal},
     observe::trace_with_reasons,
 };
@@ -23,8 +23,9 @@ use crate::{
         endpoint_metrics::EndpointMetrics,
         explain_header,
         recent_requests::RecentRequests,
-        request_info::{Arrival, RequestInfo, RequestOutcome},
+        request_info::{Arrival, CompletedRequest, InPlaceResponse, RequestInfo, RequestOutcome},
         request_observation::Observation,
+        served_metrics::ServedCaller,
         spans::{TraceConfig, Tracer, take_decision},
         tap::Taps,
     },
@@ -147,6 +148,31 @@ impl RequestObserver {
             watch.bytes_out.store(body_bytes, Relaxed);
             watch.ended(BodyEnd::Complete);
         }
+    }
+
+    /// Logs the server's side of a request that the kernel sent in place of mutual TLS, as the listener in front of the program
+    /// logs those over mutual TLS: only this process knows of the request. Must be called once for each such request.
+    pub fn log_in_place(
+        &self,
+        service: &ServiceName,
+        (request, caller): (&RequestInfo, &Arc<ServedCaller>),
+        response: InPlaceResponse,
+    ) {
+        let InPlaceResponse { status, took: [took, total], body_bytes } = response;
+        if !self.access.selects(status.is_server_error()) {
+            return;
+        }
+        let request = request.clone().served_in_place(Arc::clone(caller));
+        let completed = CompletedRequest {
+            service: service.to_string(),
+            outcome: &RequestOutcome::of_program(status, None, took),
+            grpc_status: None,
+            bytes_out: body_bytes.unwrap_or(0),
+            end: BodyEnd::Complete,
+            took: total,
+        };
+        let entry = AccessLogEntry::of(&request, &completed, request.context);
+        self.log(AccessLogEntry { bytes_out: body_bytes, ..entry });
     }
 
     /// Whether every request is observed.

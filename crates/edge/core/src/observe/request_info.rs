@@ -33,7 +33,7 @@ pub struct Arrival {
 }
 
 /// An observed request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RequestInfo {
     pub(crate) method: Method,
     pub(crate) uri: Uri,
@@ -54,6 +54,19 @@ pub struct RequestInfo {
     pub(crate) is_served: bool,
     /// The caller of a request to the program behind the proxy, if it proved an identity.
     pub(crate) served_caller: Option<Arc<ServedCaller>>,
+    /// Whether the kernel sent the request to the program in place of mutual TLS.
+    pub(crate) is_in_place: bool,
+}
+
+/// The response to a request that the kernel sent in place of mutual TLS.
+#[derive(Clone, Copy, Debug)]
+pub struct InPlaceResponse {
+    /// Status of the response.
+    pub status: StatusCode,
+    /// Time from the request headers to the response headers, and to the end of the response.
+    pub took: [Duration; 2],
+    /// Bytes of the response body, if known.
+    pub body_bytes: Option<u64>,
 }
 
 /// Outcome of a request when its response begins.
@@ -99,7 +112,14 @@ impl RequestInfo {
             time,
             is_served: false,
             served_caller: None,
+            is_in_place: false,
         }
+    }
+
+    /// The request as the program behind a listener got it from this caller, past the listener.
+    #[must_use]
+    pub(crate) fn served_in_place(self, caller: Arc<ServedCaller>) -> Self {
+        Self { is_served: true, served_caller: Some(caller), is_in_place: true, ..self }
     }
 
     /// The identity that the caller proved.
@@ -124,6 +144,22 @@ impl RequestInfo {
 }
 
 impl RequestOutcome {
+    /// The outcome of a request that was sent to a program once, without routing.
+    pub(crate) fn of_program(status: StatusCode, fault: Option<&'static str>, took: Duration) -> Self {
+        Self {
+            status,
+            route_backend: None,
+            injected: None,
+            fault,
+            message: None,
+            server: None,
+            attempts: 1,
+            took,
+            attempt_log: Vec::new(),
+            decision_steps: Vec::new(),
+        }
+    }
+
     pub(crate) fn failed(&self) -> bool {
         self.fault.is_some() || self.status.is_server_error()
     }

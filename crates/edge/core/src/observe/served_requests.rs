@@ -185,7 +185,7 @@ impl PendingRequest {
         }
         let completion = observed.and_then(|mut observed| {
             observed.request.served_caller = caller.unwrap_or(peer);
-            completion_watch(observed, outcome(status, fault, began), headers)
+            completion_watch(observed, RequestOutcome::of_program(status, fault, began.elapsed()), headers)
         });
         let (has_status, sent) = (OnceLock::new(), AtomicU64::new(0));
         ServedWatch { call, awaits_status, has_status, received, sent, completion }
@@ -273,21 +273,5 @@ impl BodyObserver for ServedWatch {
         if let Some(completion) = &self.completion {
             completion.ended(end);
         }
-    }
-}
-
-/// The outcome of a request that was forwarded once, without routing.
-fn outcome(status: StatusCode, fault: Option<&'static str>, began: Instant) -> RequestOutcome {
-    RequestOutcome {
-        status,
-        route_backend: None,
-        injected: None,
-        fault,
-        message: None,
-        server: None,
-        attempts: 1,
-        took: began.elapsed(),
-        attempt_log: Vec::new(),
-        decision_steps: Vec::new(),
     }
 }

@@ -1,4 +1,5 @@
-use fairmesh_model::{ConnectionLimit, PlacementPin, StoreId, Zone};
+use bytes::Bytes;
+use fairmesh_model::{ConnectionLimit, GatewayBackend, PlacementPin, StoreId, Zone};
 use fairmesh_rib::Entry;
 
 use super::*;
@@ -13,18 +14,49 @@ fn default_snapshot(value: Option<Vec<u8>>) -> Update {
     Update { snapshots: vec![snapshot], ..Update::empty(revision) }
 }
 
-#[tokio::test]
-async fn gateway_keeps_a_valid_default_and_denies_by_a_first_unreadable_one() {
+fn sink(backend: Option<Label>) -> DirectorySink {
     let issuers = Arc::new(Issuers::unknown(system_time)) as Arc<dyn TokenVerifier>;
-    let mut sink = DirectorySink {
+    DirectorySink {
         records: Arc::default(),
         default: watch::Sender::new(DefaultAuthorization::default()),
         has_default: false,
         tokens: watch::Sender::new(issuers),
         quotas: watch::Sender::default(),
+        backend,
+        replicas: watch::Sender::default(),
         known: Arc::default(),
         applied: watch::Sender::default(),
+    }
+}
+
+#[test]
+fn gateway_follows_the_replicas_of_its_own_backend_and_keeps_them_without_a_record() {
+    let label = |name: &str| Label::new(name).unwrap();
+    let mut sink = sink(Some(label("gw-1")));
+    let backend = |address: &str| GatewayBackend {
+        zone: Zone::new("a").unwrap(),
+        capacity: 10,
+        replicas: [address.parse().unwrap()].into(),
+        is_closed: false,
+        is_sandbox: false,
     };
+    let own = record_encoding::encode(&backend("10.0.0.1:1").into());
+    let other = record_encoding::encode(&backend("10.0.0.2:1").into());
+    let known = BTreeSet::from(["10.0.0.1:1".parse().unwrap()]);
+    for (name, value) in [("gw-1", own), ("gw-2", other), ("gw-1", Bytes::from_static(&[0xff]))] {
+        let key = RecordKey::GatewayBackend(label(name));
+        let text = key.to_string().into();
+        sink.put(key, ArrivedRecord { text: &text, value: &value, age: Duration::ZERO });
+        assert_eq!(*sink.replicas.borrow(), known, "{name}");
+    }
+    let key = RecordKey::GatewayBackend(label("gw-1"));
+    sink.delete(&key.to_string(), &key);
+    assert_eq!(*sink.replicas.borrow(), known);
+}
+
+#[tokio::test]
+async fn gateway_keeps_a_valid_default_and_denies_by_a_first_unreadable_one() {
+    let mut sink = sink(None);
     let valid = record_encoding::encode(&DefaultAuthorization::Allow.into()).to_vec();
     for (value, default) in [
         (None, DefaultAuthorization::Allow),

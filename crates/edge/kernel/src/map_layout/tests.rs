@@ -84,7 +84,7 @@ fn structures() -> Vec<SharedStructure> {
         compared!(GroupValue, "group", [most, in_flight, connections, unused]),
         compared!(ProxyConfig, "proxy_config", [netns_cookie, pid, only_services, container_socket, unused]),
         compared!(CallerAddress, "caller_address", [netns_cookie, ip, port]),
-        compared!(DestinationValue, "destination", [cookie, ip, port, only_services, by_tcp]),
+        compared!(DestinationValue, "destination", [cookie, ip, port, only_services, by_tcp, unused]),
         compared!(HostKey, "host", [0 = "word"]),
         compared!(ServiceValue, "service", [id, position, unused]),
         compared!(CandidateNumbers, "candidate", [index, weight, cumulative_weight]),
@@ -201,6 +201,8 @@ fn constants() -> Vec<String> {
         ("LOAD_BYTES", LOAD_BYTES as u64),
         ("PERMITS", PERMITS.into()),
         ("PERMIT_BYTES", PERMIT_BYTES as u64),
+        ("OVER_IPV6", OVER_IPV6.into()),
+        ("sizeof(struct address)", size_of::<MappedAddress>() as u64),
         ("SLOT_ABSENT", SLOT_ABSENT),
         ("SLOT_IDLE", SLOT_IDLE),
         ("WITHDRAWN", WITHDRAWN),
@@ -242,6 +244,7 @@ fn constant_of(counter: Counter) -> &'static str {
         Counter::BlocksLater => "BLOCKS_LATER",
         Counter::Permitted => "PERMITTED",
         Counter::NotPermitted => "NOT_PERMITTED",
+        Counter::Ipv6Left => "CONNECT_IPV6_LEFT",
     }
 }
 
@@ -289,6 +292,25 @@ fn rust_map_layout_matches_c_headers() {
     // Counterexample: a slot of another size must be refused.
     let other = format!("sizeof(struct slot) == {}", size_of::<SlotValue>() + 8);
     assert!(refused(clang, &[other]).contains("sizeof(struct slot)"));
+}
+
+#[test]
+fn connections_of_both_families_to_servers_here_have_keys_of_their_own() {
+    let number = |address: MappedAddress| (address == [0, 0, 0, u32::from_be(1)]).then_some(0x0100_007f);
+    let of = |proxy: &str, server: &str| {
+        LocalConnection::new(proxy.parse().unwrap(), server.parse().unwrap(), number)
+    };
+    let four = of("127.0.0.1:9", "127.0.0.1:80").unwrap();
+    assert_eq!(of("[::ffff:127.0.0.1]:9", "127.0.0.1:80"), Some(four));
+    // The number is that of 127.0.0.1 in memory: the family alone differs.
+    let six = of("[::1]:9", "[::1]:80").unwrap();
+    assert!(six != four && six.server_ip == six.proxy_ip);
+    for (proxy, server) in
+        [("[fd00::1]:9", "[fd00::1]:80"), ("[::1]:9", "[fd00::1]:80"), ("[::1]:9", "127.0.0.1:80")]
+    {
+        assert_eq!(of(proxy, server), None, "{proxy} {server}");
+    }
+    assert_eq!(of("192.0.2.1:9", "192.0.2.2:80"), None);
 }
 
 #[test]

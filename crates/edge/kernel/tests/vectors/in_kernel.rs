@@ -16,6 +16,7 @@ use crate::{
     decider::Decider,
     pick,
     pick::POLICY_BYTES,
+    redirect,
     route::{self, REQUEST_BYTES},
 };
 
@@ -34,7 +35,7 @@ impl Programs {
         let loaded = EbpfLoader::new().default_map_pin_directory(folder.path()).load_file(object);
         unmount(folder.path(), UnmountFlags::DETACH)?;
         let mut programs = loaded?;
-        for kind in ["pick", "route", "arith"] {
+        for kind in ["pick", "route", "arith", "redirect"] {
             program(&mut programs, kind).load()?;
         }
         Ok(Self(programs))
@@ -45,6 +46,9 @@ impl Programs {
         const ROUTE: usize = POLICY_BYTES + 8 + REQUEST_BYTES;
         let decide = |input: &Vec<u8>| match kind {
             "pick" => self.decide_one::<PICK, { pick::OUTPUT_BYTES }>(kind, input),
+            "redirect" => {
+                self.decide_one::<{ redirect::INPUT_BYTES }, { redirect::OUTPUT_BYTES }>(kind, input)
+            }
             "route" => self.decide_one::<ROUTE, { route::OUTPUT_BYTES }>(kind, input),
             _ => self.decide_one::<{ arith::INPUT_BYTES }, { arith::OUTPUT_BYTES }>(kind, input),
         };

@@ -8,4 +8,5 @@ mod decider;
 mod in_kernel;
 mod parse;
 mod pick;
+mod redirect;
 mod route;

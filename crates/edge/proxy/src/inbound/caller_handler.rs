@@ -101,3 +101,28 @@ impl LocalFront {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_model::{Location, Region};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn draining_endpoint_keeps_kernel_from_its_program() {
+        let [front, program] = [9000, 9001].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let server = MeshServer::builder("shop/cart")
+            .address(front)
+            .location(Location::in_region(Region::new("eu").unwrap()))
+            // Nothing listens there, and nothing is registered.
+            .control("127.0.0.1:1".parse().unwrap())
+            .register_later();
+        let server = server.start().await.unwrap();
+        let local = LocalFront { server: server.clone(), program: Ok(program) };
+        assert_eq!(local.program(), Ok(program));
+        server.hand_over(Duration::ZERO);
+        assert_eq!(local.program(), Err(NeedsFront::Drains));
+    }
+}

@@ -42,8 +42,8 @@ pub struct InboundConfig {
     pub limits: Limits,
     /// Agent to register with; `None` for the default one.
     pub agent: Option<Address>,
-    /// Control plane to register with, for use without an agent.
-    pub control: Option<Address>,
+    /// Control planes to register with, in order, for use without an agent.
+    pub control: Vec<Address>,
 }
 
 impl InboundConfig {
@@ -115,7 +115,7 @@ mod tests {
             adaptive: false,
             limits: Limits::default(),
             agent: None,
-            control: None,
+            control: Vec::new(),
         };
         let limited = |body: u64| Limits { body: Some(body), ..Limits::default() };
         assert_eq!(config.local_program(), Ok(program));

@@ -21,7 +21,7 @@ use fairmesh_edge::{
     forward::request_body_rules::UNLIMITED, limits::Limits, metrics::EdgeMetrics,
     observe::served_requests::ServedObserver, server::http::HttpServer, shutdown::Shutdown, tunnel::Tunnels,
 };
-use fairmesh_server::{CallerConnection, MeshServer, serve_connections};
+use fairmesh_server::{CallerConnection, MeshServer, ServerBuilder, serve_connections};
 use tokio::{
     net::TcpListener,
     time::{Instant, timeout},
@@ -179,7 +179,7 @@ async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEnd
     tasks.wait().await;
 }
 
-fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
+fn server_builder(config: InboundConfig) -> ServerBuilder {
     let InboundConfig {
         transport,
         inbound,
@@ -214,8 +214,5 @@ fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
     if let Some(agent) = agent {
         builder = builder.agent(agent);
     }
-    if let Some(control) = control {
-        builder = builder.control(control);
-    }
-    builder
+    control.into_iter().fold(builder, ServerBuilder::control)
 }

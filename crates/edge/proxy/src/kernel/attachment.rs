@@ -40,13 +40,26 @@ const SUCCESSOR_INTERVAL: Duration = Duration::from_millis(10);
 /// Time limit for recording the kernel's last calls when the proxy stops.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Time for which original destinations are looked up in maps that are no longer in use. Connections accepted before need theirs
+/// when their tasks first run.
+const LOOKUP_TIME: Duration = Duration::from_secs(5);
+
 /// Maps shared with the eBPF programs; none while no program is attached.
 #[derive(Debug)]
 pub(crate) struct Attachment {
-    attached: Arc<RwLock<Option<Arc<Attached>>>>,
+    attached: Arc<RwLock<AttachedMaps>>,
     metrics: Arc<KernelMetrics>,
     /// Tasks that wait for outstanding calls and then release the maps.
     releases: TaskTracker,
+}
+
+/// The maps in use, and those in use before.
+#[derive(Debug, Default)]
+struct AttachedMaps {
+    current: Option<Arc<Attached>>,
+    /// Connections were accepted before the proxy stopped or the pins were replaced, and their tasks run afterwards. The kernel
+    /// sends nothing for them.
+    earlier: Option<Arc<Attached>>,
 }
 
 impl Attachment {
@@ -99,7 +112,7 @@ impl Attachment {
     fn follow_connections(&self, forwarder: &Forwarder) {
         let attached = Arc::clone(&self.attached);
         on_connection(&forwarder.services.mesh, move |stream| {
-            let attached = attached.read().unwrap_or_else(PoisonError::into_inner).clone();
+            let attached = attached.read().unwrap_or_else(PoisonError::into_inner).current.clone();
             if let Some(sender) = attached.as_ref().and_then(|attached| attached.sender())
                 && let (Ok(own), Ok(server)) = (stream.local_addr(), stream.peer_addr())
             {
@@ -115,9 +128,12 @@ impl Attachment {
         stream: &TcpStream,
         caller: SocketAddr,
     ) -> Option<(SocketAddr, KernelCaller)> {
-        let attached = self.attached()?;
-        let destination = attached.take(stream, caller)?;
-        Some((destination.address.into(), KernelCaller::new(attached, destination, caller, stream)))
+        let (attached, destination) = self
+            .maps()
+            .into_iter()
+            .flatten()
+            .find_map(|attached| attached.take(stream, caller).map(|found| (attached, found)))?;
+        Some((destination.address, KernelCaller::new(attached, destination, caller, stream)))
     }
 
     /// Redirects connections of a container to a listener that was passed to this proxy. Returns the listener if it is used.
@@ -160,18 +176,35 @@ impl Attachment {
         let _ = timeout(RECORD_TIMEOUT, self.releases.wait()).await;
     }
 
+    /// The maps in use.
     fn attached(&self) -> Option<Arc<Attached>> {
-        self.attached.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.attached.read().unwrap_or_else(PoisonError::into_inner).current.clone()
+    }
+
+    /// The maps that may contain the destination of an accepted connection.
+    fn maps(&self) -> [Option<Arc<Attached>>; 2] {
+        let AttachedMaps { current, earlier } =
+            &*self.attached.read().unwrap_or_else(PoisonError::into_inner);
+        [current.clone(), earlier.clone()]
     }
 
     fn set(&self, attached: Option<Attached>) {
-        let mut current = self.attached.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = current.take() {
+        let mut maps = self.attached.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = maps.current.take() {
             before.stop();
-            self.releases.spawn(before.release());
+            maps.earlier = Some(Arc::clone(&before));
+            self.releases.spawn(Arc::clone(&before).release());
+            tokio::spawn(forget(Arc::clone(&self.attached), before));
         }
-        *current = attached.map(Arc::new);
+        maps.current = attached.map(Arc::new);
     }
+}
+
+/// Closes maps that are no longer in use once no connection can need them.
+async fn forget(maps: Arc<RwLock<AttachedMaps>>, unused: Arc<Attached>) {
+    sleep(LOOKUP_TIME).await;
+    let mut maps = maps.write().unwrap_or_else(PoisonError::into_inner);
+    maps.earlier.take_if(|earlier| Arc::ptr_eq(earlier, &unused));
 }
 
 /// Logs an error only when it changes.

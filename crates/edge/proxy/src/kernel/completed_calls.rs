@@ -10,7 +10,7 @@ use fairmesh_calls::forwarding::{
 use fairmesh_edge::{
     observe::{
         observer::unix_time,
-        request_info::{Arrival, RequestInfo, RequestOutcome},
+        request_info::{Arrival, InPlaceResponse, RequestInfo, RequestOutcome},
     },
     services::host_cache::HostCache,
 };
@@ -113,5 +113,9 @@ pub(super) fn record(
     };
     let arrived = unix_time().saturating_sub(program_clock().saturating_sub(call.sent));
     let request = RequestInfo::new(&received.head.into_parts().0, arrival, arrived);
+    if let Some(counter) = endpoint.in_place.get() {
+        let body_bytes = Some(call.body_bytes.into());
+        counter.log(&request, InPlaceResponse { status, took: [call.took; 2], body_bytes });
+    }
     forwarder.observer.observe_completed(&target, request, outcome, call.body_bytes.into());
 }

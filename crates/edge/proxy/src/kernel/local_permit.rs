@@ -9,7 +9,7 @@
 use std::{
     convert::Infallible,
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::Arc,
     time::Duration,
 };
@@ -87,12 +87,16 @@ struct Questions<C> {
 
 /// Whether an address is one of this machine: the system would send from that address itself. Nothing is sent.
 pub(super) fn is_here(address: SocketAddr) -> bool {
-    let IpAddr::V4(to) = address.ip().to_canonical() else { return false };
-    let from = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+    let to = address.ip().to_canonical();
+    let any = match to {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let from = UdpSocket::bind((any, 0)).and_then(|socket| {
         socket.connect((to, address.port()))?;
         socket.local_addr()
     });
-    to.is_loopback() || from.is_ok_and(|from| from.ip() == IpAddr::V4(to))
+    to.is_loopback() || from.is_ok_and(|from| from.ip() == to)
 }
 
 /// Renews the permit until the endpoint is withdrawn, or does not know the question.
@@ -292,8 +296,9 @@ mod tests {
     fn only_addresses_of_this_machine_are_here() {
         let here = |text: &str| is_here(text.parse().unwrap());
         assert!(here("127.0.0.1:80") && here("127.96.0.1:80") && here("[::ffff:127.0.0.1]:80"));
-        // Documentation addresses (RFC 5737) are no machine's.
-        assert!(!here("192.0.2.1:80") && !here("[::1]:80"));
+        assert!(here("[::1]:80"));
+        // Documentation addresses (RFC 5737, RFC 3849) are no machine's.
+        assert!(!here("192.0.2.1:80") && !here("[2001:db8::1]:80"));
     }
 
     #[tokio::test]

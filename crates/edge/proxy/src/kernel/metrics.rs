@@ -6,14 +6,14 @@ use fairmesh_kernel::Counters;
 use fairmesh_metrics::Register as _;
 use prometheus_client::registry::Registry;
 
-use crate::kernel::in_place_calls::InPlaceCalls;
+use crate::kernel::sidecar_bypass_calls::SidecarBypassCalls;
 
 /// Counters of the programs, and of calls that listeners in front of servers do not see.
 #[derive(Debug, Default)]
 pub(crate) struct KernelMetrics {
     /// Set while connections are redirected to this proxy.
     counters: Mutex<Option<Counters>>,
-    pub(crate) in_place: InPlaceCalls,
+    pub(crate) in_place: SidecarBypassCalls,
 }
 
 impl KernelMetrics {

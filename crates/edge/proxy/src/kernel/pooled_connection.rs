@@ -22,9 +22,9 @@ use tokio::{
 
 use crate::kernel::{
     attached_maps::{Attached, KernelRequest},
-    in_place_calls::UnreadCall,
     published_endpoint::PublishedEndpoint,
     response_relay::{MAX_RESPONSE, relay},
+    sidecar_bypass_calls::UnreadCall,
 };
 
 /// Time for which a connection stays open without requests.
@@ -180,12 +180,13 @@ impl PooledConnection {
         let (returned, wait) = oneshot::channel();
         let now = Instant::now();
         let began = now.checked_sub(age).unwrap_or(now);
-        let unread = endpoint.in_place.get().map(|counter| counter.unread(&bytes, began, is_closed));
+        let caller = attached.callers().get(&cookie).cloned();
+        let address = caller.as_ref().map(|caller| caller.address);
+        let unread = endpoint.in_place.get().map(|counter| counter.unread(&bytes, address, began, is_closed));
         let lease = Box::new(Lease { slot, unread, returned });
         let sent = endpoint.endpoint.sent(connection, lease, began, seed);
         let sent = if gone > 0 { sent.without_body() } else { sent };
         bytes.resize(bytes.len() + gone, 0);
-        let caller = attached.callers().get(&cookie).cloned();
         // If the caller is gone, the connection is closed, as the proxy does for its own calls.
         caller?.requests.try_send(KernelRequest { bytes, sent }).ok()?;
         let (slot, connection) = wait.await.ok()?;

@@ -25,10 +25,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kernel::{
     attached_maps::Attached,
-    in_place_calls::InPlaceCounter,
     local_permit::{self, LocalProgram, LocalWay},
     pooled_connection::PooledConnection,
     published_services::RETRY_AFTER,
+    sidecar_bypass_calls::SidecarBypassCounter,
 };
 
 /// Time limit of the first look at the way to an endpoint.
@@ -62,7 +62,7 @@ pub(super) struct PublishedEndpoint {
     /// Whether a task asks for that way.
     is_followed: AtomicBool,
     /// Counts the requests that the kernel sends to the program behind the endpoint. Set before the first of them.
-    pub(super) in_place: OnceLock<InPlaceCounter>,
+    pub(super) in_place: OnceLock<SidecarBypassCounter>,
     /// Notified when the program behind the endpoint cannot be used although the endpoint permits it.
     pub(super) unusable: Notify,
 }
@@ -105,7 +105,8 @@ impl PublishedEndpoint {
 
     /// Counts the requests in place of mutual TLS from now on, in the name of this caller.
     pub(super) fn count_in_place(&self, attached: &Attached, caller: &SpiffeId) {
-        self.in_place.get_or_init(|| attached.metrics.in_place.counter(&self.connections.service, caller));
+        let (service, observer) = (&self.connections.service, &attached.forwarder.observer);
+        self.in_place.get_or_init(|| attached.metrics.in_place.counter(service, caller, observer));
     }
 
     pub(super) fn may_take_kernel(&self) -> bool {

@@ -115,7 +115,11 @@ impl<T: EndpointTransport> Resolver<T> {
             caller_id(&config),
             stop.clone(),
         ));
-        tokio::spawn(call_reports::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
+        tokio::spawn(call_reports::report_periodically(
+            Arc::clone(&registry),
+            handle.clone(),
+            (config.client_id.clone(), stop.clone()),
+        ));
         let counts = CountReports::start(Arc::clone(&registry), handle.clone(), stop.child_token());
         let worker = Worker::new(WorkerParams {
             config,

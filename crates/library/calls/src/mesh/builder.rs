@@ -232,7 +232,7 @@ impl MeshBuilder {
         let control_planes = if is_direct { self.control.clone() } else { Vec::new() };
         let agent = match workload_api.is_some() || !control_planes.is_empty() {
             true => followed.into_iter().next(),
-            false => self.agents.first(),
+            false => Address::first_local(&self.agents).await.or(self.agents.first()),
         };
         let Some(agent) = agent else {
             return Ok(Transport::default());

@@ -1,6 +1,6 @@
 //! Authorizes connections whose requests are not parsed, such as those that `fairmesh register` forwards as bytes.
 
-use std::{convert::Infallible, future::ready, net::SocketAddr, sync::Arc};
+use std::{convert::Infallible, future::ready, net::SocketAddr, pin::pin, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_headers::{CallerProtocol, is_distance_probe};
@@ -68,7 +68,8 @@ impl ConnectionAuthorizer {
 
     /// Accepts a connection if its peer may use the service. A refused connection is answered here until it ends, and
     /// `None` is returned: its requests get refusals. The only exception is the policy's health probe, with which
-    /// this process itself probes `program`. No byte of a refused connection reaches the program.
+    /// this process itself probes `program`. No byte of a refused connection reaches the program. Once the policy lets
+    /// the peer in, the connection is closed, so that the peer opens another one.
     pub async fn accept(
         &self,
         stream: GuardedStream<Stream>,
@@ -80,15 +81,24 @@ impl ConnectionAuthorizer {
         }
         if is_agent(&peer) && !self.authorizer.still_accepts(&peer) {
             let of_agent = |request| self.clone().respond_to_agent(peer.clone(), request, program);
-            respond(stream, of_agent).await;
+            respond(stream, of_agent, self.accepted(&peer)).await;
             return None;
         }
-        match self.authorizer.accept_connection(&peer) {
-            Ok(()) => Some(stream),
-            Err(problem) => {
-                respond(stream, |request| ready(refusal(&request, problem.into()))).await;
-                None
-            }
+        if self.authorizer.accept_connection(&peer).is_ok() {
+            return Some(stream);
+        }
+        // The policy may have changed since the connection was refused. A request that arrives just when the policy
+        // lets its caller in was not processed, and the caller may send it again.
+        let problem = || self.authorizer.reason_to_refuse(&peer).unwrap_or(NotAccepted::Unknown);
+        respond(stream, |request| ready(refusal(&request, problem().into())), self.accepted(&peer)).await;
+        None
+    }
+
+    /// Resolves once this peer may use the service.
+    async fn accepted(&self, peer: &Identity) {
+        let mut changes = self.authorizer.changes();
+        while !self.judges_requests_of(peer) && !self.authorizer.still_accepts(peer) {
+            changes.changed().await;
         }
     }
 
@@ -199,14 +209,94 @@ fn refusal<B>(request: &Request<B>, refusal: Refusal) -> Response<ResponseBody> 
     response.map(|body| body.boxed_unsync())
 }
 
-/// Answers all requests of a connection with `respond`.
-async fn respond<F>(stream: GuardedStream<Stream>, respond: impl Fn(Request<Incoming>) -> F)
-where
+/// Answers all requests of a connection with `respond` until `end`, when the connection is closed gracefully.
+async fn respond<F>(
+    stream: GuardedStream<Stream>,
+    respond: impl Fn(Request<Incoming>) -> F,
+    end: impl Future<Output = ()>,
+) where
     F: Future<Output = Response<ResponseBody>> + Send + 'static,
 {
     let service = hyper::service::service_fn(|request| respond(request).map(Ok::<_, Infallible>));
     let builder = auto::Builder::new(TokioExecutor::new());
-    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = end => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
         tracing::debug!(error, "a refused connection ended early");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_model::spec::PolicySpec;
+    use fairmesh_router::AuthorizationTable;
+    use fairmesh_wire::transport::Transport;
+    use serde_json::json;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+        time::timeout,
+    };
+
+    use super::*;
+
+    /// Time limit of every step of a test.
+    const BOUND: Duration = Duration::from_secs(20);
+
+    /// Rules that allow these callers; without any, every caller.
+    fn rules(from: &[&str]) -> AuthorizationTable {
+        let rule = match from {
+            [] => json!({"name": "all"}),
+            from => json!({"name": "some", "from": from}),
+        };
+        let policy = json!({"service": "shop/cart", "authorization": {"rules": [rule]}});
+        let spec: PolicySpec = serde_json::from_value(policy).unwrap();
+        AuthorizationTable::compile(&spec.validate().unwrap().1, Default::default(), None)
+    }
+
+    #[tokio::test]
+    async fn refused_connection_is_closed_when_rules_let_its_caller_in() {
+        let service = ServiceName::new("shop/cart").unwrap();
+        let authorizer = Arc::new(Authorizer::of_server(service, &Transport::default()));
+        authorizer.set(rules(&["shop/web"]));
+        let front = ConnectionAuthorizer {
+            authorizer: Arc::clone(&authorizer),
+            following: Arc::default(),
+            callers: Arc::default(),
+            parses_requests: true,
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut caller = TcpStream::connect(address).await.unwrap();
+        let stream = GuardedStream::outgoing(Stream::Tcp(listener.accept().await.unwrap().0));
+        let refused = front.clone();
+        let serving = tokio::spawn(async move { refused.accept(stream, address).await.is_some() });
+
+        let mut response = vec![0; 4096];
+        for _ in 0..2 {
+            caller.write_all(b"GET / HTTP/1.1\r\nhost: cart\r\n\r\n").await.unwrap();
+            let length = timeout(BOUND, caller.read(&mut response)).await.unwrap().unwrap();
+            assert!(response[..length].starts_with(b"HTTP/1.1 403 "), "the connection stays");
+        }
+        authorizer.set(rules(&["shop/mobile"]));
+        caller.write_all(b"GET / HTTP/1.1\r\nhost: cart\r\n\r\n").await.unwrap();
+        let length = timeout(BOUND, caller.read(&mut response)).await.unwrap().unwrap();
+        assert!(response[..length].starts_with(b"HTTP/1.1 403 "), "other rules that refuse it close nothing");
+
+        authorizer.set(rules(&[]));
+        let closed = timeout(BOUND, caller.read(&mut response)).await.expect("it is closed").unwrap();
+        assert_eq!(closed, 0);
+        assert!(!timeout(BOUND, serving).await.unwrap().unwrap(), "no byte of it reaches the program");
+        let (_next, stream) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let stream = GuardedStream::outgoing(Stream::Tcp(stream.unwrap().0));
+        assert!(front.accept(stream, address).await.is_some(), "the next connection is accepted");
     }
 }

@@ -106,17 +106,17 @@ impl Sink for PolicyRecords {
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         if *prefix == issuers() {
-            tracing::warn!(%prefix, reason, "the issuers of tokens are not known: requests with a token of an end user are refused");
+            tracing::info!(%prefix, reason, "the issuers of tokens are not known: requests with a token of an end user are refused");
             return self.set_issuers(&TokenIssuers::default());
         }
         match *prefix == Prefix::checkers() {
             true => {
-                tracing::warn!(%prefix, reason, "the elected checkers are not known: any agent may make probes");
+                tracing::info!(%prefix, reason, "the elected checkers are not known: any agent may make probes");
                 self.complete.insert(prefix.clone());
                 self.compile();
             }
             false => {
-                tracing::error!(%prefix, reason, "the policy cannot be followed, so that who may call is not known");
+                tracing::info!(%prefix, reason, "the policy is not known yet, and so is not who may call");
             }
         }
     }

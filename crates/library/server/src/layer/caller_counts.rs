@@ -1,7 +1,7 @@
 //! Counts the calls of each caller, from the server's view, for views of the mesh.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -11,8 +11,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_headers::{GRPC_STATUS, ORIGIN, is_grpc};
 use fairmesh_model::{
-    CallCounts, CallFault, CountedBy, CountedPath, CpuUser, DeniedPath, Label, MAX_DENIED_CALLER, Region,
-    ResponseClass, ServiceName,
+    CallCounts, CallFault, CountedBy, CountedPath, CpuUser, Region, ResponseClass, ServiceName,
 };
 use fairmesh_signals::{CallCounters, Chain, InFlightMeter, InFlightTime, OriginId};
 use hazarc::AtomicOptionArc;
@@ -28,10 +27,6 @@ const MAX_CALLERS: usize = 256;
 /// Maximum number of pairs of a caller and a different origin that one server distinguishes. A caller's further
 /// origins are counted together.
 const MAX_ORIGINS: usize = 256;
-/// Maximum number of caller and rule pairs of denied calls between two reports.
-const MAX_DENIED: usize = 256;
-/// Caller name for denied calls beyond the maximum.
-const OTHER: &str = "(other)";
 
 /// Counters by calling service. Only callers whose identity was verified have counters of their own.
 #[derive(Debug)]
@@ -103,7 +98,7 @@ impl Default for CallerCounts {
 
 impl CallerCounts {
     /// Counts a call with these headers. A refused caller gets no counters of its own, so that it takes no room from
-    /// accepted callers; [`DeniedCounts`] names it. The origin of a chain is only claimed by the caller, so it counts
+    /// accepted callers; denied calls are counted by caller elsewhere. The origin of a chain is only claimed by the caller, so it counts
     /// only for callers with a verified identity.
     pub(crate) fn begin(
         &self,
@@ -309,52 +304,21 @@ impl CountedCall {
     }
 }
 
-/// Calls since the last report that rules do not allow: by caller, rule, and whether they were let through. Only
-/// these calls take the lock.
-#[derive(Debug, Default)]
-pub(crate) struct DeniedCounts(Mutex<BTreeMap<Denied, u64>>);
-
-type Denied = (Option<String>, Option<Label>, bool);
-
-impl DeniedCounts {
-    pub(crate) fn count(&self, caller: Option<&str>, rule: Option<&Label>, is_audit: bool) {
-        let mut denied = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let caller = caller.filter(|caller| caller.len() <= MAX_DENIED_CALLER);
-        let mut key = (caller.map(str::to_owned), rule.cloned(), is_audit);
-        if denied.len() >= MAX_DENIED && !denied.contains_key(&key) {
-            key = (Some(OTHER.to_owned()), None, is_audit);
-        }
-        *denied.entry(key).or_default() += 1;
-    }
-
-    /// Takes the counts out.
-    pub(crate) fn take(&self, service: &ServiceName) -> BTreeMap<DeniedPath, u64> {
-        let denied = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        let path = |(caller, rule, is_audit)| DeniedPath { service: service.clone(), caller, rule, is_audit };
-        denied.into_iter().map(|(key, count)| (path(key), count)).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn number_of_counted_callers_and_denials_is_bounded() {
-        let (counts, denied) = (CallerCounts::default(), DeniedCounts::default());
+    fn number_of_counted_callers_is_bounded() {
+        let counts = CallerCounts::default();
         let service = ServiceName::new("shop/cart").unwrap();
         for n in 0..MAX_CALLERS + 3 {
             let caller = ServiceName::new(format!("shop/c{n}")).unwrap();
             counts.of(Some(&caller)).counters.record_attempt(true);
-            denied.count(Some(&format!("spiffe://mesh/shop/c{n}")), None, true);
         }
         let rows = counts.read(&service, &Region::new("eu").unwrap());
         let unknown = rows.iter().find(|(path, _)| path.caller.is_none()).map(|(_, counts)| counts.calls());
         assert_eq!((rows.len(), unknown), (MAX_CALLERS + 1, Some(3)));
-        let taken = denied.take(&service);
-        let others = taken.iter().find(|(path, _)| path.caller.as_deref() == Some(OTHER));
-        assert_eq!((taken.len(), others.map(|(_, count)| *count)), (MAX_DENIED + 1, Some(3)));
-        assert!(denied.take(&service).is_empty());
     }
 
     #[test]

@@ -29,6 +29,9 @@ const IN_FLIGHT: Duration = Duration::from_millis(100);
 /// Time limit of deregistration. If it fails, the lease expires.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Time after which failed registrations or renewals are a warning.
+const WARNING_AFTER: Duration = Duration::from_secs(5);
+
 /// State of a registration at the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -104,6 +107,8 @@ impl Lease {
             wanted: wanted_receiver,
             acknowledged: None,
             backoff: Backoff::default(),
+            failing_since: None,
+            is_warned: false,
         };
         let task = tokio::spawn(lease_task.run(begins.clone(), stop.clone()));
         let task = tokio::sync::Mutex::new(Some(AbortOnDropHandle::new(task)));
@@ -251,7 +256,7 @@ impl LeaseTarget {
                 let Registration { service, instance, .. } = &self.registration;
                 match &registration_state {
                     RegistrationState::Failing(problem) => {
-                        tracing::warn!(%service, %instance, problem, "could not register or renew; retrying");
+                        tracing::info!(%service, %instance, problem, "could not register or renew yet; retrying");
                     }
                     other => tracing::info!(%service, %instance, state = ?other, "registration changed"),
                 }
@@ -269,6 +274,10 @@ struct LeaseTask {
     /// The state that the registry has; `None` if the endpoint must be registered again.
     acknowledged: Option<EndpointState>,
     backoff: Backoff,
+    /// Time of the first failed attempt since the last success.
+    failing_since: Option<Instant>,
+    /// Whether the log has a warning of these failures.
+    is_warned: bool,
 }
 
 impl LeaseTask {
@@ -296,6 +305,7 @@ impl LeaseTask {
                 self.acknowledged = acknowledged;
                 let Some(acknowledged) = acknowledged else { return Duration::ZERO };
                 self.backoff = Backoff::default();
+                (self.failing_since, self.is_warned) = (None, false);
                 self.target.set_state(RegistrationState::Registered(acknowledged));
                 jittered(self.target.registration.lease / 3)
             }
@@ -304,8 +314,20 @@ impl LeaseTask {
                     self.acknowledged = None;
                 }
                 self.target.set_state(RegistrationState::Failing(error.to_string()));
+                self.warn_if_lasting(&error);
                 self.backoff.next()
             }
+        }
+    }
+
+    /// Warns once of failures that a retry does not mend, or that last. The processes of a machine start in any order,
+    /// so a first failure is no warning.
+    fn warn_if_lasting(&mut self, error: &RegistryError) {
+        let since = *self.failing_since.get_or_insert_with(Instant::now);
+        let lasts = error.is_final() || since.elapsed() >= WARNING_AFTER;
+        if lasts && !std::mem::replace(&mut self.is_warned, true) {
+            let Registration { service, instance, .. } = &self.target.registration;
+            tracing::warn!(%service, %instance, problem = %error, "the endpoint cannot be registered or renewed; retrying");
         }
     }
 

@@ -108,7 +108,7 @@ impl Sink for MapRecords {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::warn!(%prefix, reason, "the shard map cannot be followed; calls for any key are accepted");
+        tracing::info!(%prefix, reason, "the shard map cannot be followed; calls for any key are accepted");
     }
 }
 

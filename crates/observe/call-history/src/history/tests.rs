@@ -69,6 +69,29 @@ fn history_step_without_report_is_gap_not_zero() {
 }
 
 #[test]
+fn history_steps_of_regions_sum_rows_of_callers_by_both_regions() {
+    let mut history = history(10, 1 << 20);
+    history.record(interval([(1, 10), (2, 5), (3, 99)], 0, 10_000), 110_000);
+    let [stays, served, nowhere] = [4, 5, 6].map(|number| {
+        let mut path = path(number);
+        match number {
+            4 => path.to = path.from.clone(),
+            5 => path.by = CountedBy::Server,
+            _ => path.to = None,
+        }
+        path
+    });
+    let span = Duration::from_secs(5);
+    let rows = [stays, served, nowhere].map(|path| (path, calls(7)));
+    history.record(CountedInterval { span, calls: rows.into(), ..CountedInterval::default() }, 135_000);
+    let steps = history.region_steps(MINUTE, 135_000, |service| *service != path(3).service);
+    let [from, to] = [path(1).from.unwrap(), path(1).to.unwrap()];
+    let crossing = vec![None, None, Some((15, Duration::from_secs(10))), None, None, None];
+    let staying = vec![None, None, None, None, None, Some((7, span))];
+    assert_eq!(steps, BTreeMap::from([((from.clone(), to), crossing), ((from.clone(), from), staying)]));
+}
+
+#[test]
 fn selected_history_rows_are_summed_by_step_and_gaps_stay() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 10), (2, 5), (3, 99)], 0, 10_000), 110_000);

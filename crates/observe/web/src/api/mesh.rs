@@ -1,6 +1,8 @@
 //! Pages about the whole mesh, or the part of it that concerns one tenant: calls, regions, waste, security and
 //! processes.
 
+use std::time::Duration;
+
 use axum::{
     extract::{Path, Query, Request, State},
     http::{Extensions, StatusCode},
@@ -23,8 +25,8 @@ use crate::{
     event_streams::Part,
     page_source::{AuditLog, Refusal},
     panels::{
-        audit, controllers, denied_calls, drains, followers, identity, planner, security_gaps, topology,
-        what_changed::Changes, zone_probes,
+        audit, controllers, denied_calls, drains, followers, identity, planner, region_calls, security_gaps,
+        topology, what_changed::Changes, zone_probes,
     },
     service_inventory,
 };
@@ -71,6 +73,7 @@ pub(super) async fn regions(
     let topology = served.part("topology", (RECORDS_EVERY, asked.tenant.clone()), move |served| {
         topology::topology(&served.view(&of, topology::KINDS))
     });
+    let calls = region_calls_of(&served, (scope.clone(), &asked.tenant), asked.window());
     let of = scope.clone();
     let planner = served.part("planner", (RECORDS_EVERY, asked.tenant.clone()), move |served| {
         let request = v1::TrafficStatusRequest::default();
@@ -91,11 +94,18 @@ pub(super) async fn regions(
             Ok(changes.shown())
         })
     });
-    let mut parts = vec![topology, planner, changes];
+    let mut parts = vec![topology, calls, planner, changes];
     if matches!(scope, Scope::All) {
         parts.extend([drains_of(&served), probes_of(&served)]);
     }
     stream(&served, asker, parts)
+}
+
+/// Calls between regions over a window, to the services of a scope; `name` is the name of the scope.
+pub(super) fn region_calls_of(served: &Served, (scope, name): (Scope, &str), window: Duration) -> Part {
+    served.part("regionCalls", (SLOW_EVERY, format!("{name} {window:?}")), move |served| {
+        region_calls::region_calls(&served.source.region_steps(&scope, window), millis(window))
+    })
 }
 
 fn drains_of(served: &Served) -> Part {

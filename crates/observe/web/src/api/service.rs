@@ -13,7 +13,8 @@ use tokio::task::spawn_blocking;
 use tonic::Status;
 
 use super::{
-    Asked, EARLIER, RECORDS_EVERY, SLOW_EVERY, Served, answer, failure, invalid, millis, named, stream,
+    Asked, EARLIER, RECORDS_EVERY, SLOW_EVERY, Served, answer, failure, invalid, mesh::region_calls_of,
+    millis, named, stream,
 };
 use crate::{
     command_queries::{Commands, wait},
@@ -127,8 +128,13 @@ async fn read_shards(commands: &Commands, service: String) -> Result<Shown, Stat
     Ok(shards::shards(&map.unwrap_or_default(), &loads, &moves))
 }
 
-/// Streams what the planner knows about a service, and its decisions.
-pub(super) async fn planner(State(served): State<Served>, Path(path): Named, asker: Extensions) -> Response {
+/// Streams what the planner knows about a service, its decisions, and the calls between regions.
+pub(super) async fn planner(
+    State(served): State<Served>,
+    Path(path): Named,
+    Query(asked): Query<Asked>,
+    asker: Extensions,
+) -> Response {
     let name = match named(path) {
         Ok(name) => name,
         Err(error) => return invalid(error),
@@ -138,7 +144,9 @@ pub(super) async fn planner(State(served): State<Served>, Path(path): Named, ask
         let request = v1::TrafficStatusRequest { service: service.clone() };
         wait(async { Ok(planner::detail(&served.commands.planner().status(request).await?.into_inner())) })
     });
-    stream(&served, asker, vec![detail])
+    let scope = (Scope::Service(name.clone()), &*name.to_string());
+    let calls = region_calls_of(&served, scope, asked.window());
+    stream(&served, asker, vec![detail, calls])
 }
 
 /// Responds with the current and earlier values of a policy.

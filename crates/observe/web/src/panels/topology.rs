@@ -84,8 +84,8 @@ mod tests {
     use std::{collections::BTreeMap, time::Duration};
 
     use fairmesh_model::{
-        Endpoint, EndpointState, InstanceId, Location, MeasuredDistance, MeasuredDistances, RoundTrips,
-        ServiceName, Verdict,
+        Endpoint, EndpointState, InstanceId, MeasuredDistance, MeasuredDistances, RoundTrips, ServiceName,
+        Verdict,
     };
     use fairmesh_views::At;
 
@@ -93,16 +93,8 @@ mod tests {
 
     fn endpoint((instance, region): (&str, &str), state: EndpointState) -> At<Endpoint> {
         let lost = (Endpoint::LOST.to_owned(), "1 expired".to_owned());
-        let value = Endpoint {
-            instance: InstanceId::new(instance).unwrap(),
-            address: "127.0.0.1:80".parse().unwrap(),
-            location: Location::in_region(Region::new(region).unwrap()),
-            state,
-            weight: 1_000,
-            lease: None,
-            mtls: false,
-            labels: (state == EndpointState::Lost).then_some(lost).into_iter().collect(),
-        };
+        let labels = (state == EndpointState::Lost).then_some(lost).into_iter().collect();
+        let value = Endpoint { state, labels, ..fairmesh_test_support::endpoint(instance, region) };
         At { value, revision: 1 }
     }
 

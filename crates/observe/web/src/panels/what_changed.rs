@@ -178,7 +178,7 @@ fn drain_words(region: &Region, drain: &RegionDrain) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use fairmesh_model::{ConnectionLimit, Endpoint, InstanceId, Label, Location, Verdict, Zone};
+    use fairmesh_model::{ConnectionLimit, Endpoint, InstanceId, Label, Verdict, Zone};
     use fairmesh_views::At;
     use serde_json::Value;
 
@@ -195,16 +195,8 @@ mod tests {
     }
 
     fn endpoint(instance: &str, state: EndpointState, label: (&str, &str)) -> At<Endpoint> {
-        let value = Endpoint {
-            instance: InstanceId::new(instance).unwrap(),
-            address: "127.0.0.1:80".parse().unwrap(),
-            location: Location::in_region(Region::new("eu").unwrap()),
-            state,
-            weight: 1_000,
-            lease: None,
-            mtls: false,
-            labels: BTreeMap::from([(label.0.to_owned(), label.1.to_owned())]),
-        };
+        let labels = [(label.0.to_owned(), label.1.to_owned())].into();
+        let value = Endpoint { state, labels, ..fairmesh_test_support::endpoint(instance, "eu") };
         At { value, revision: 1 }
     }
 

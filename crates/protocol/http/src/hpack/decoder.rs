@@ -3,7 +3,7 @@
 use super::{
     DEFAULT_TABLE_SIZE, DecodeError, Field,
     dynamic_table::DynamicTable,
-    field::{Entry, Name},
+    header_field::{Entry, Name},
     primitives::Input,
     static_table,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::field::Entry;
+use super::header_field::Entry;
 
 /// Fields to which the peer may refer by index.
 #[derive(Debug)]

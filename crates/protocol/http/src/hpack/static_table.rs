@@ -7,7 +7,7 @@ use http::{
 
 use super::{
     ENTRY_OVERHEAD,
-    field::{Entry, Field, Name},
+    header_field::{Entry, Field, Name},
 };
 use crate::path::Path;
 

@@ -1,3 +1,5 @@
+//! Endpoints and declarations of services: `Endpoint` and `Service` of `records.proto`.
+
 use std::{net::SocketAddr, time::Duration};
 
 use fairmesh_model::{

@@ -1,3 +1,5 @@
+//! Health checks, their verdicts, and the elected checkers: messages of `records.proto`.
+
 use std::time::Duration;
 
 use fairmesh_model::{ElectedChecker, HealthCheck, Invalid, Label, Probe, Verdict};

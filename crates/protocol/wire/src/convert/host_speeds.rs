@@ -1,3 +1,5 @@
+//! Speeds of hosts: `Hosts` of `records.proto`.
+
 use std::collections::BTreeMap;
 
 use fairmesh_model::{HostType, Hosts, Invalid};

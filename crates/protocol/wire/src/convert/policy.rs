@@ -1,3 +1,5 @@
+//! Policies of services and their defaults: `Policy` and `PolicyDefaults` of `records.proto`.
+
 use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_model::{

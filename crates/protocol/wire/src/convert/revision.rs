@@ -1,3 +1,5 @@
+//! Revisions and cursors: `Revision` and `Cursor` of `rib.proto`.
+
 use fairmesh_model::{Cursor, Invalid, Revision};
 
 use super::{store_id, store_id_bytes};

@@ -1,3 +1,5 @@
+//! Shard maps and moves of shards: messages of `records.proto` and `registry.proto`.
+
 use fairmesh_model::{
     InstanceId, Invalid, KeyRange, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove,
 };

@@ -1,3 +1,5 @@
+//! Regions, the distances between them, and prices of egress: `Regions`, `RoundTrips` and `Egress` of `records.proto`.
+
 use std::{collections::BTreeMap, time::Duration};
 
 use fairmesh_model::{

@@ -1,3 +1,5 @@
+//! Shares of calls by region, and drains of regions: `RegionTable` and the planner's part of `Policy` in `records.proto`.
+
 use std::{collections::BTreeMap, time::Duration};
 
 use fairmesh_model::{

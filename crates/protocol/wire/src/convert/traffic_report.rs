@@ -1,4 +1,5 @@
-//! Reports. The messages of the previous release are in [`former`].
+//! Reports of calls and servers: `ReportSignalsRequest` of `signals.proto`. The messages of the previous release are in
+//! `previous_release`.
 
 pub mod call_counts;
 mod previous_release;
@@ -10,12 +11,15 @@ use std::{
 };
 
 use fairmesh_model::{
-    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE,
-    MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum, Region, ServerRates, ServiceName,
-    TrafficReport, UTILISATION_LEVELS,
+    CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_CALLING_PROCESSES, MAX_INCOMPLETE_SERVICES,
+    MAX_INCOMPLETE_TENANTS, MAX_RATE, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum,
+    Region, ServerRates, ServiceName, Tenant, TrafficReport, UTILISATION_LEVELS,
 };
 
 use crate::v1;
+
+/// Maximum length of the name of a calling process. Longer names are not reported.
+pub const MAX_PROCESS_NAME: usize = 128;
 
 impl From<TrafficReport> for v1::ReportSignalsRequest {
     fn from(report: TrafficReport) -> Self {
@@ -24,7 +28,12 @@ impl From<TrafficReport> for v1::ReportSignalsRequest {
             interval_ms: u32::try_from(report.interval.as_millis()).unwrap_or(u32::MAX),
             regions: report.regions.into_iter().map(String::from).collect(),
         };
-        let calls = report.calls.into_iter().map(|(path, rates)| write_calls(path, rates));
+        let processes = report.processes;
+        let calls = report.calls.into_iter().map(|(path, rates)| {
+            let key = path.caller.is_none().then(|| (path.service.clone(), path.from.clone()));
+            let processes = key.and_then(|key| processes.get(&key)).cloned().unwrap_or_default();
+            v1::CallRates { processes: processes.into_iter().collect(), ..write_calls(path, rates) }
+        });
         let servers = report.servers.into_iter().map(|(group, rates)| write_servers(group, rates));
         let served = report.served.into_iter().map(|(path, rates)| served_calls::write(path, rates));
         Self {
@@ -36,6 +45,8 @@ impl From<TrafficReport> for v1::ReportSignalsRequest {
             incomplete: report.incomplete.into_iter().map(String::from).collect(),
             served: served.collect(),
             counts: None,
+            incomplete_tenants: report.incomplete_tenants.into_iter().map(String::from).collect(),
+            all_incomplete: report.all_incomplete,
         }
     }
 }
@@ -63,21 +74,29 @@ fn read_rates(sender: v1::SignalSender, rates: v1::ReportSignalsRequest) -> Resu
     bounded("servers", rates.servers.len(), MAX_SERVER_GROUPS)?;
     bounded("served", rates.served.len(), MAX_SERVED_PATHS)?;
     bounded("incomplete", rates.incomplete.len(), MAX_INCOMPLETE_SERVICES)?;
+    bounded("incomplete_tenants", rates.incomplete_tenants.len(), MAX_INCOMPLETE_TENANTS)?;
     let regions = sender.regions.into_iter().map(Region::try_from);
     let incomplete = rates.incomplete.into_iter().map(ServiceName::try_from);
     let incomplete = incomplete.collect::<Result<BTreeSet<_>, Invalid>>();
     let incomplete = incomplete.map_err(|e| e.within("incomplete"))?;
+    let tenants = rates.incomplete_tenants.into_iter().map(Tenant::try_from);
+    let tenants = tenants.collect::<Result<BTreeSet<_>, Invalid>>();
     let mut report = TrafficReport {
         reporter: sender.reporter,
         interval: Duration::from_millis(sender.interval_ms.into()),
         regions: regions.collect::<Result<_, Invalid>>().map_err(|e| e.within("regions"))?,
         left_out: rates.left_out,
-        all_incomplete: incomplete.len() >= MAX_INCOMPLETE_SERVICES,
+        incomplete_tenants: tenants.map_err(|e| e.within("incomplete_tenants"))?,
+        // The previous release sends a full list of services instead.
+        all_incomplete: rates.all_incomplete || incomplete.len() >= MAX_INCOMPLETE_SERVICES,
         incomplete,
         ..TrafficReport::default()
     };
-    for (i, calls) in rates.calls.into_iter().enumerate() {
-        let (path, rates) = read_calls(calls).map_err(|e| e.within(format!("calls[{i}]")))?;
+    for (i, mut calls) in rates.calls.into_iter().enumerate() {
+        let within = |e: Invalid| e.within(format!("calls[{i}]"));
+        let names = std::mem::take(&mut calls.processes);
+        let (path, rates) = read_calls(calls).map_err(within)?;
+        read_processes(&mut report, &path, names).map_err(within)?;
         *report.calls.entry(path).or_default() += rates;
     }
     for (i, servers) in rates.servers.into_iter().enumerate() {
@@ -121,6 +140,7 @@ fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
         parent_service,
         parent_class,
         request_bytes,
+        processes: Vec::new(),
     }
 }
 
@@ -163,6 +183,26 @@ fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> 
     };
     rates.grow_older(read_age(message.age_ms));
     Ok((path, rates))
+}
+
+/// Reads the processes that make calls on a path without a calling service.
+fn read_processes(report: &mut TrafficReport, path: &CallPath, names: Vec<String>) -> Result<(), Invalid> {
+    bounded("processes", names.len(), MAX_CALLING_PROCESSES)?;
+    if names.is_empty() || path.caller.is_some() {
+        return Ok(());
+    }
+    // Tables and logs show the names.
+    let is_name = |name: &String| {
+        (1..=MAX_PROCESS_NAME).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    if !names.iter().all(is_name) {
+        let hint = format!("send visible ASCII characters without spaces, at most {MAX_PROCESS_NAME}");
+        return Err(Invalid::new("processes", "has an invalid name", hint));
+    }
+    let known = report.processes.entry((path.service.clone(), path.from.clone())).or_default();
+    let room = MAX_CALLING_PROCESSES.saturating_sub(known.len());
+    known.extend(names.into_iter().take(room));
+    Ok(())
 }
 
 fn plausible(field: &str, value: u64, most: u64) -> Result<(), Invalid> {
@@ -288,8 +328,10 @@ mod tests {
             interval: Duration::from_secs(1),
             regions: [eu.clone(), us.clone()].into(),
             calls: [(path(Some(&us), None), rates(1_000)), (path(None, Some("bulk")), rates(2))].into(),
+            processes: [((service.clone(), eu.clone()), ["web-1/edge".to_owned()].into())].into(),
             left_out: 3,
             incomplete: [ServiceName::new("shop/zoo").unwrap()].into(),
+            incomplete_tenants: [Tenant::new("red").unwrap()].into(),
             all_incomplete: false,
             servers: [((service.clone(), us.clone()), servers)].into(),
             served: [None, Some(0), Some(9)]
@@ -330,7 +372,12 @@ mod tests {
     fn traffic_report_that_marks_all_services_incomplete_round_trips() {
         let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| ServiceName::new(format!("shop/s{n}")).unwrap());
         let full = TrafficReport { incomplete: names.collect(), all_incomplete: true, ..report() };
-        assert_eq!(read(full.clone().into()), Ok(full));
+        assert_eq!(read(full.clone().into()), Ok(full.clone()));
+        let mut previous = v1::ReportSignalsRequest::from(full.clone());
+        previous.all_incomplete = false;
+        assert_eq!(read(previous), Ok(full), "the previous release says so by the number of names");
+        let few = TrafficReport { all_incomplete: true, ..report() };
+        assert_eq!(read(few.clone().into()), Ok(few));
     }
 
     #[test]
@@ -368,6 +415,14 @@ mod tests {
         );
         assert!(refusal_of(|message| message.served[0].bucket = 11).contains("served[0].bucket"));
         assert!(refusal_of(|message| message.incomplete.push("zoo".into())).contains("incomplete"));
+        for name in ["", "two words", "\u{1b}[2J"] {
+            let mut message = v1::ReportSignalsRequest::from(report());
+            message.calls[0].processes = vec![name.to_owned()];
+            let refusal = read(message).unwrap_err().to_string();
+            assert!(refusal.contains("calls[0].processes"), "{refusal}");
+        }
+        let tenant = refusal_of(|message| message.incomplete_tenants.push("a/b".into()));
+        assert!(tenant.contains("incomplete_tenants"), "{tenant}");
         let many =
             refusal_of(|message| message.incomplete = vec!["shop/zoo".into(); MAX_INCOMPLETE_SERVICES + 1]);
         assert!(many.contains("at most 1024"), "{many}");

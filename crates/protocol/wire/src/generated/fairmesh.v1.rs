@@ -5269,6 +5269,13 @@ pub struct ReportSignalsRequest {
     /// and without a sender.
     #[prost(message, optional, tag = "8")]
     pub counts: ::core::option::Option<CountReport>,
+    /// Tenants with incomplete services that are too many to be named: any service of the tenant may be incomplete. At
+    /// most 1024.
+    #[prost(string, repeated, tag = "9")]
+    pub incomplete_tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether any service may be incomplete.
+    #[prost(bool, tag = "10")]
+    pub all_incomplete: bool,
 }
 /// A process that reports rates.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5388,6 +5395,10 @@ pub struct CallRates {
     /// Bytes of request bodies, per second.
     #[prost(uint64, tag = "17")]
     pub request_bytes: u64,
+    /// If `caller` is empty: the processes that make such calls to the service from the region, as they name themselves. At
+    /// most 4: if there are 4, there may be more.
+    #[prost(string, repeated, tag = "18")]
+    pub processes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Calls that the servers of one service in one region processed at about the same utilisation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5565,6 +5576,13 @@ pub struct DeniedCalls {
     pub audit: bool,
     #[prost(uint64, tag = "5")]
     pub count: u64,
+    /// HTTP method of the calls, or OTHER; empty: connections whose requests are not parsed.
+    #[prost(string, tag = "6")]
+    pub method: ::prost::alloc::string::String,
+    /// Path of the calls, in which segments that may be ids are *, or (other) beyond the number that a server
+    /// distinguishes; empty as the method is.
+    #[prost(string, tag = "7")]
+    pub path: ::prost::alloc::string::String,
 }
 /// CPU of a service's servers, attributed in proportion to the time in which calls of each caller, or of each
 /// origin, were in flight.
@@ -5626,6 +5644,31 @@ pub struct ReportGatewayRequest {
     /// Whether this is the first report of a process that has not taken over the listeners of a running one.
     #[prost(bool, tag = "13")]
     pub first: bool,
+    /// Absent: the replica shares no address with others.
+    #[prost(message, optional, tag = "14")]
+    pub entry: ::core::option::Option<GatewayEntry>,
+}
+/// The address that all replicas of a backend share, as one of them sees it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayEntry {
+    /// As IP:PORT.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// Buckets whose new connections come to this replica, of all buckets.
+    #[prost(uint32, tag = "2")]
+    pub head_buckets: u32,
+    #[prost(uint32, tag = "3")]
+    pub buckets: u32,
+    /// Packets: of connections that began here, passed on to other replicas, and of connections that no replica holds.
+    #[prost(uint64, tag = "4")]
+    pub begun: u64,
+    #[prost(uint64, tag = "5")]
+    pub passed_on: u64,
+    #[prost(uint64, tag = "6")]
+    pub unclaimed: u64,
+    /// Replicas whose machines do not answer, as IP:PORT.
+    #[prost(string, repeated, tag = "7")]
+    pub unreachable: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportGatewayResponse {
@@ -6065,6 +6108,9 @@ pub struct ReadTracesRequest {
     /// Trace id, 32 hexadecimal digits; empty: a list without spans.
     #[prost(string, tag = "3")]
     pub id: ::prost::alloc::string::String,
+    /// Only traces with a failed span, in a list.
+    #[prost(bool, tag = "4")]
+    pub failed: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReadTracesResponse {
@@ -6083,6 +6129,9 @@ pub struct ReadTracesResponse {
     /// Number of spans dropped for lack of room since this control plane started.
     #[prost(uint64, tag = "5")]
     pub left_out: u64,
+    /// URL of this trace in another tracing system; empty: none is configured, or this is a list.
+    #[prost(string, tag = "6")]
+    pub link: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TraceSummary {
@@ -6105,6 +6154,15 @@ pub struct TraceSummary {
     /// Time since the first span arrived, in milliseconds.
     #[prost(uint64, tag = "7")]
     pub age_ms: u64,
+    /// HTTP status of the first span; 0: none.
+    #[prost(uint32, tag = "8")]
+    pub status: u32,
+    /// Why a span failed: the first span if it did, else the first one that did; empty: none failed.
+    #[prost(string, tag = "9")]
+    pub error: ::prost::alloc::string::String,
+    /// The service of that span.
+    #[prost(string, tag = "10")]
+    pub failed_service: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TraceSpan {
@@ -6692,6 +6750,9 @@ pub struct GatewayReplicaLoad {
     pub requests: u64,
     #[prost(uint64, tag = "9")]
     pub errors: u64,
+    /// Absent: the replica shares no address with others. Packets in thousandths per second.
+    #[prost(message, optional, tag = "10")]
+    pub entry: ::core::option::Option<GatewayEntry>,
 }
 /// The load of a gateway backend. Rates are in thousandths per second over the last seconds; `usual` values are
 /// typical of the minutes before.

@@ -1,6 +1,7 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use fairmesh_model::Invalid;
+use tokio::net::UnixStream;
 
 /// The address of a control plane or an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,6 +20,21 @@ impl Address {
         let mut path = path.clone().into_os_string();
         path.push(".maps");
         Some(Self::Unix(path.into()))
+    }
+
+    /// The first Unix socket among these addresses at which a process listens, or the first socket if none does. `None`
+    /// without any socket.
+    pub async fn first_local<'a>(addresses: impl IntoIterator<Item = &'a Self>) -> Option<&'a Self> {
+        let local: Vec<_> =
+            addresses.into_iter().filter(|address| matches!(address, Self::Unix(_))).collect();
+        for address in local.iter().filter(|_| local.len() > 1) {
+            if let Self::Unix(path) = address
+                && UnixStream::connect(path).await.is_ok()
+            {
+                return Some(*address);
+            }
+        }
+        local.first().copied()
     }
 }
 

@@ -32,6 +32,11 @@ trait Statements: Message + Default {
     /// The names of incomplete services, and the number of rates left out.
     fn of_rates(&mut self) -> Option<(&mut Vec<String>, &mut u32)>;
 
+    /// The tenants of which any service may be incomplete, and whether any service of the mesh may be.
+    fn of_tenants(&mut self) -> Option<(&mut Vec<String>, &mut bool)> {
+        None
+    }
+
     /// The number of rows of counts left out.
     fn of_counts(&mut self) -> Option<&mut u64> {
         None
@@ -41,6 +46,10 @@ trait Statements: Message + Default {
 impl Statements for v1::ReportSignalsRequest {
     fn of_rates(&mut self) -> Option<(&mut Vec<String>, &mut u32)> {
         Some((&mut self.incomplete, &mut self.left_out))
+    }
+
+    fn of_tenants(&mut self) -> Option<(&mut Vec<String>, &mut bool)> {
+        Some((&mut self.incomplete_tenants, &mut self.all_incomplete))
     }
 
     fn of_counts(&mut self) -> Option<&mut u64> {
@@ -71,16 +80,22 @@ pub fn incomplete_services(path: &str, body: &[u8]) -> Result<BTreeSet<ServiceNa
     }
 }
 
-/// Returns the body of a call without the incomplete services that its sender may not name. Numbers of rows left out are
-/// limited to what one report has room for, so that a forged number hides no true one.
+/// Returns the body of a call without the incomplete services that its sender may not name. Only a sender that passes on
+/// sums may say that all services of tenants are incomplete; a program has room to name its own. Numbers of rows left
+/// out are limited to what one report has room for, so that a forged number hides no true one.
 ///
 /// # Errors
 /// When the message is malformed.
 pub fn limit_statements(
     (path, body): (&str, Bytes),
+    sends_sums: bool,
     may_name: impl Fn(&ServiceName) -> bool,
 ) -> Result<Bytes, Status> {
-    fn limited<M: Statements>(body: Bytes, may_name: impl Fn(&ServiceName) -> bool) -> Result<Bytes, Status> {
+    fn limited<M: Statements>(
+        body: Bytes,
+        sends_sums: bool,
+        may_name: impl Fn(&ServiceName) -> bool,
+    ) -> Result<Bytes, Status> {
         const MOST_RATES: u32 = (MAX_CALL_PATHS + MAX_SERVER_GROUPS) as u32;
         let mut report: M = decode(one_message(&body)?)?;
         let mut is_changed = false;
@@ -90,6 +105,11 @@ pub fn limit_statements(
             is_changed |= names.len() != named || *left_out > MOST_RATES;
             *left_out = (*left_out).min(MOST_RATES);
         }
+        if let Some((tenants, is_all)) = report.of_tenants().filter(|_| !sends_sums) {
+            is_changed |= !tenants.is_empty() || *is_all;
+            tenants.clear();
+            *is_all = false;
+        }
         if let Some(left_out) = report.of_counts() {
             is_changed |= *left_out > MAX_COUNT_ROWS as u64;
             *left_out = (*left_out).min(MAX_COUNT_ROWS as u64);
@@ -97,8 +117,8 @@ pub fn limit_statements(
         Ok(if is_changed { framed(&report) } else { body })
     }
     match path {
-        REPORT => limited::<v1::ReportSignalsRequest>(body, may_name),
-        FORMER_REPORT => limited::<v1::ReportUsageRequest>(body, may_name),
+        REPORT => limited::<v1::ReportSignalsRequest>(body, sends_sums, may_name),
+        FORMER_REPORT => limited::<v1::ReportUsageRequest>(body, sends_sums, may_name),
         _ => Ok(body),
     }
 }
@@ -152,7 +172,9 @@ impl AccessControl {
         if !is_limited(&grants) {
             return Ok(body);
         }
-        limit_statements((path, body), |service| {
+        // Sums regard only tenants of the agent.
+        let sends_sums = grants.machine.as_ref().is_some_and(|machine| machine.is_agent);
+        limit_statements((path, body), sends_sums, |service| {
             let key = RecordKey::Service(service.clone()).to_string();
             self.shared.node.get(&key).is_some()
                 && self.check_one(&grants, maker, &Need::CallFrom(service.clone())).is_ok()
@@ -213,11 +235,18 @@ mod tests {
             left_out: u32::MAX,
             incomplete: incomplete(),
             counts: Some(counts),
+            incomplete_tenants: vec!["red".to_owned()],
+            all_incomplete: true,
             ..Default::default()
         };
         let is_red = |name: &ServiceName| name.tenant.as_str() == "red";
-        let body = limit_statements((REPORT, framed(&report)), is_red).unwrap();
-        let kept: v1::ReportSignalsRequest = decode(one_message(&body).unwrap()).unwrap();
+        let limited = |sends_sums| -> v1::ReportSignalsRequest {
+            let body = limit_statements((REPORT, framed(&report)), sends_sums, is_red).unwrap();
+            decode(one_message(&body).unwrap()).unwrap()
+        };
+        let (sum, kept) = (limited(true), limited(false));
+        assert_eq!((sum.incomplete_tenants.len(), sum.all_incomplete), (1, true));
+        assert_eq!((kept.incomplete_tenants.len(), kept.all_incomplete), (0, false), "a program's own calls");
         assert_eq!((kept.incomplete, kept.left_out), (vec!["red/a".to_owned()], 5_120));
         assert_eq!(kept.counts.unwrap().left_out, 4_096);
 
@@ -225,7 +254,7 @@ mod tests {
         let former = framed(&v1::ReportUsageRequest { traffic: Some(traffic), ..Default::default() });
         let named = incomplete_services(FORMER_REPORT, &former).unwrap();
         assert_eq!(named.len(), 2);
-        let body = limit_statements((FORMER_REPORT, former), is_red).unwrap();
+        let body = limit_statements((FORMER_REPORT, former), true, is_red).unwrap();
         let kept: v1::ReportUsageRequest = decode(one_message(&body).unwrap()).unwrap();
         let kept = kept.traffic.unwrap();
         assert_eq!((kept.incomplete, kept.left_out), (vec!["red/a".to_owned()], 7));

@@ -18,6 +18,8 @@ pub(super) struct Subscriptions {
     described: Option<PeerInfo>,
     /// Desired prefixes beyond the limit.
     over_limit: BTreeSet<Prefix>,
+    /// Prefixes that the current connection refused, with its reasons.
+    refused: BTreeMap<Prefix, String>,
     /// Revision of all live prefixes; every update advances it.
     live_at: Option<Revision>,
 }
@@ -58,6 +60,7 @@ impl Default for Subscriptions {
             newest: None,
             described: None,
             over_limit: BTreeSet::new(),
+            refused: BTreeMap::new(),
             live_at: None,
         }
     }
@@ -74,6 +77,7 @@ impl Subscriptions {
         }
         (self.live_at, self.described) = (None, None);
         self.over_limit.clear();
+        self.refused.clear();
     }
 
     /// Requests the difference between desired and requested subscriptions. Returns the prefixes beyond the limit of
@@ -107,6 +111,7 @@ impl Subscriptions {
     ) -> Vec<Prefix> {
         for prefix in changed.iter().filter(|prefix| !wanted.prefixes.contains_key(*prefix)) {
             self.over_limit.remove(prefix);
+            self.refused.remove(prefix);
             if self.subscriptions.remove(prefix).is_some() {
                 outbox.push_back(request(Kind::Unsubscribe(prefix.to_string())));
             }
@@ -121,20 +126,11 @@ impl Subscriptions {
                 continue;
             }
             if let Some(held) = self.request_from(prefix, desired) {
-                let from = held.map(|revision| Cursor::at(revision).into());
-                subscribes.push(v1::Subscribe {
-                    prefix: prefix.to_string(),
-                    from,
-                    more: true,
-                    age_updates: true,
-                    patches,
-                });
+                self.refused.remove(prefix);
+                subscribes.push(subscribe(prefix, held, patches));
             }
         }
-        if let Some(last) = subscribes.last_mut() {
-            last.more = false;
-        }
-        outbox.extend(subscribes.into_iter().map(|subscribe| request(Kind::Subscribe(subscribe))));
+        outbox.extend(requested_together(subscribes));
         self.over_limit.extend(over_limit.iter().cloned());
         over_limit
     }
@@ -170,10 +166,24 @@ impl Subscriptions {
     }
 
     /// Records that a prefix was refused. Its copy may be dropped, so the next request asks for the whole prefix.
-    pub(super) fn refused(&mut self, prefix: &Prefix) {
-        if let Some(subscription) = self.subscriptions.get_mut(prefix) {
-            (subscription.held, subscription.live) = (None, false);
-        }
+    /// Returns whether the refusal or its reason is new. Details of a reason may alternate, such as the addresses that the
+    /// upstream tries in turn.
+    pub(super) fn refused(&mut self, prefix: &Prefix, reason: &str) -> bool {
+        let Some(subscription) = self.subscriptions.get_mut(prefix) else { return true };
+        (subscription.held, subscription.live) = (None, false);
+        let before = self.refused.insert(prefix.clone(), reason.to_owned());
+        let without_details = |reason: &str| reason.split(": ").next().map(str::to_owned);
+        before.is_none_or(|before| without_details(&before) != without_details(reason))
+    }
+
+    /// The refused prefixes with the reasons.
+    pub(super) fn all_refused(&self) -> &BTreeMap<Prefix, String> {
+        &self.refused
+    }
+
+    /// Requests all refused prefixes again.
+    pub(super) fn retry_refused(&self, patches: bool) -> impl Iterator<Item = v1::WatchRequest> + use<> {
+        requested_together(self.refused.keys().map(|prefix| subscribe(prefix, None, patches)).collect())
     }
 
     /// Requests all prefixes of a key again on the next connection, because the copy of the key differs from the
@@ -198,6 +208,7 @@ impl Subscriptions {
         for prefix in entering(update) {
             if let Some(subscription) = self.subscriptions.get_mut(prefix) {
                 (subscription.live, subscription.held) = (true, None);
+                self.refused.remove(prefix);
             }
         }
         self.live_at = Some(update.revision);
@@ -242,6 +253,19 @@ fn entering(update: &Update) -> impl Iterator<Item = &Prefix> {
     update.snapshots.iter().map(|snapshot| &snapshot.prefix).chain(resumed)
 }
 
+fn subscribe(prefix: &Prefix, held: Option<Revision>, patches: bool) -> v1::Subscribe {
+    let from = held.map(|revision| Cursor::at(revision).into());
+    v1::Subscribe { prefix: prefix.to_string(), from, more: true, age_updates: true, patches }
+}
+
+/// Returns the requests of subscriptions that the upstream is to serve as one change.
+fn requested_together(mut subscribes: Vec<v1::Subscribe>) -> impl Iterator<Item = v1::WatchRequest> {
+    if let Some(last) = subscribes.last_mut() {
+        last.more = false;
+    }
+    subscribes.into_iter().map(|subscribe| request(Kind::Subscribe(subscribe)))
+}
+
 fn request(kind: Kind) -> v1::WatchRequest {
     v1::WatchRequest { kind: Some(kind) }
 }
@@ -283,6 +307,40 @@ mod tests {
         wanted.mark_changed(&prefix(1));
         let change = ["-/1/".to_owned(), "+/3/".to_owned()];
         assert_eq!(reconciled(&mut all, &mut wanted), (change.to_vec(), vec![]), "the free place is taken");
+    }
+
+    #[test]
+    fn refused_prefix_is_requested_again_until_it_arrives_or_is_unsubscribed() {
+        let (mut all, mut wanted) = (Subscriptions::default(), DesiredSubscriptions::default());
+        (1..=3).for_each(|number| want(&mut wanted, number));
+        reconciled(&mut all, &mut wanted);
+        let again = |all: &Subscriptions| {
+            let requests = all.retry_refused(false).map(|request| match request.kind {
+                Some(Kind::Subscribe(subscribe)) => (subscribe.prefix, subscribe.more),
+                other => panic!("{other:?}"),
+            });
+            requests.collect::<Vec<_>>()
+        };
+        assert!(again(&all).is_empty());
+        let mut refuse = |number, at: &str| {
+            all.refused(&prefix(number), &format!("no control plane answers: {at} refuses connections"))
+        };
+        let told = [refuse(1, "a"), refuse(2, "a"), refuse(2, "a"), refuse(2, "b")];
+        assert_eq!(told, [true, true, false, false], "a repeated refusal is not news");
+        assert!(all.refused(&prefix(2), "not permitted"), "another reason is");
+        assert_eq!(again(&all), [("/1/".to_owned(), true), ("/2/".to_owned(), false)]);
+
+        let revision = Revision { store: fairmesh_model::StoreId(1), partition: 0, number: 7 };
+        let resumed = vec![crate::Resumed { prefix: prefix(1), age: Default::default() }];
+        all.record(&mut Update { resumed, ..Update::empty(revision) }, true).unwrap();
+        assert_eq!(again(&all), [("/2/".to_owned(), false)], "the first has arrived");
+        wanted.prefixes.remove(&prefix(2));
+        wanted.mark_changed(&prefix(2));
+        reconciled(&mut all, &mut wanted);
+        assert!(again(&all).is_empty());
+        all.refused(&prefix(3), "no control plane answers");
+        all.disconnected();
+        assert!(again(&all).is_empty(), "the next connection requests every prefix");
     }
 
     #[test]

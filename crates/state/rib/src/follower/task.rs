@@ -21,6 +21,7 @@ use super::{
     assembler::{Assembler, Event},
     failover::Failover,
     random,
+    refusal_retry::RefusalRetry,
     subscriptions::{StaleUpstream, Subscriptions},
 };
 use crate::{Entry, Update, followed_prefixes::MAX_PREFIXES};
@@ -40,6 +41,7 @@ pub(super) struct FollowerTask<S> {
     subscriptions: Subscriptions,
     acks: AckBatcher,
     failover: Failover,
+    refusals: RefusalRetry,
     /// Revision whose acknowledgement the upstream requests, for `relay_acks`.
     ack_requested: watch::Sender<Option<Revision>>,
     /// Number of consecutive failed attempts. A connection that is refused before its first update counts as failed.
@@ -88,6 +90,8 @@ impl<S: Sink> FollowerTask<S> {
         (closing, retry): (CancellationToken, watch::Receiver<()>),
     ) -> Self {
         let (subscriptions, acks, failover) = Default::default();
+        // Only processes that serve others refuse lagging upstreams.
+        let refusals = RefusalRetry::new(config.refuse_lagging);
         Self {
             config,
             sink,
@@ -95,6 +99,7 @@ impl<S: Sink> FollowerTask<S> {
             subscriptions,
             acks,
             failover,
+            refusals,
             ack_requested,
             failures: 0,
             is_warned: false,
@@ -220,12 +225,14 @@ impl<S: Sink> FollowerTask<S> {
         self.subscriptions.disconnected();
         self.acks = AckBatcher::default();
         self.failover.connected();
+        self.refusals.end();
         let alone = self.config.addresses.len() < 2;
         loop {
             self.send_requests(&mut watch);
             let due = self.acks.due();
             let leave = self.failover.due().filter(|_| !alone);
             let warn = self.behind.map(|(_, warn)| warn);
+            let retry = self.refusals.due();
             tokio::select! {
                 message = watch.next() => {
                     if let Some(event) = assembler.push(message?)? {
@@ -241,6 +248,7 @@ impl<S: Sink> FollowerTask<S> {
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
                 () = sleep_until(warn.unwrap_or_else(Instant::now)), if warn.is_some() => self.warn_behind(state),
+                () = sleep_until(retry.unwrap_or_else(Instant::now)), if retry.is_some() => self.retry_refused(&mut watch),
                 () = sleep_until(leave.unwrap_or_else(Instant::now)), if leave.is_some() => {
                     self.failover.left();
                     return Err(DisconnectReason::Stale);
@@ -263,6 +271,20 @@ impl<S: Sink> FollowerTask<S> {
                 &prefix,
                 &format!("one watch holds {MAX_PREFIXES} prefixes, all in use; follow shorter prefixes"),
             );
+        }
+    }
+
+    /// Subscribes again to the refused prefixes. Warns once if the refusal lasts.
+    fn retry_refused(&mut self, watch: &mut Watch) {
+        let refused = self.subscriptions.all_refused();
+        let Some((prefix, reason)) = refused.first_key_value() else {
+            // They were unsubscribed meanwhile.
+            return self.refusals.end();
+        };
+        self.subscriptions.retry_refused(S::TAKES_PATCHES).for_each(|request| watch.send(&request));
+        if let Some(since) = self.refusals.retried(Instant::now()) {
+            let (since_s, others) = (since.as_secs(), refused.len() - 1);
+            tracing::warn!(%prefix, reason, since_s, others, "the upstream does not serve a prefix; it is subscribed to again");
         }
     }
 
@@ -292,6 +314,9 @@ impl<S: Sink> FollowerTask<S> {
                     self.failover.subscription_age(age, Instant::now(), random());
                 }
                 self.failures = 0;
+                if self.subscriptions.all_refused().is_empty() {
+                    self.refusals.end();
+                }
                 let revision = update.revision;
                 self.sink.update(update);
                 if S::APPLIES_AT_ONCE {
@@ -299,8 +324,10 @@ impl<S: Sink> FollowerTask<S> {
                 }
             }
             Event::Refused { prefix, reason } => {
-                self.subscriptions.refused(&prefix);
-                self.sink.refused(&prefix, &reason);
+                self.refusals.refused(Instant::now(), random());
+                if self.subscriptions.refused(&prefix, &reason) {
+                    self.sink.refused(&prefix, &reason);
+                }
             }
             Event::AgeUpdate { age, behind } => {
                 self.behind = behind.map(|upstream| (upstream.number, Instant::now() + MAX_BEHIND));

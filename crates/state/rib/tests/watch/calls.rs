@@ -129,7 +129,9 @@ async fn watch_prefixes_beyond_shared_limit_are_refused_individually() {
     assert_eq!(refused, prefix("/c/"));
     assert!(reason.starts_with("RESOURCE_EXHAUSTED: "), "{reason}");
     let _modest = Reader::following(&[&server.address], &["/d/"]).await;
-    assert_eq!((node.followed().count(), node.followed().refused()), (3, 1));
+    assert_eq!(node.followed().count(), 3);
+    // The reader subscribes again from time to time, and is refused again.
+    assert!(node.followed().refused() >= 1);
     drop(greedy);
     let gone = async {
         while node.followed().count() > 1 {

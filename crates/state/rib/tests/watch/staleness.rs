@@ -17,7 +17,7 @@ use tokio::{
 };
 use tonic::Code;
 
-use crate::support::{BOUND, Memory, Reader, Server, prefix};
+use crate::support::{BOUND, Memory, Reader, Server, SinkCall, prefix};
 
 /// A node whose data ages when the test says so.
 #[derive(Clone, Debug)]
@@ -196,4 +196,51 @@ async fn error_about_lagging_upstream_names_remedy() {
     }
     reader.until(|state| state.connected && state.error.is_none()).await;
     second.stop().await;
+}
+
+/// A node that serves no prefix before its own upstream responds, like an agent without a control plane.
+#[derive(Clone, Debug)]
+struct StartingNode {
+    memory: Memory,
+    has_upstream: watch::Sender<bool>,
+}
+
+impl ServedRib for StartingNode {
+    fn node(&self) -> &Node {
+        &self.memory.node
+    }
+
+    fn software(&self) -> String {
+        "agent web-1".into()
+    }
+
+    fn location(&self) -> Option<Location> {
+        None
+    }
+
+    async fn write(&self, batch: Batch, identity: Identity) -> Result<Revision, WriteError> {
+        self.memory.write(batch, identity).await
+    }
+
+    async fn ready(&self, _: &Prefix) -> Result<(), String> {
+        if *self.has_upstream.borrow() { Ok(()) } else { Err("no control plane answers this agent".into()) }
+    }
+}
+
+#[tokio::test]
+async fn refused_prefix_arrives_on_same_connection_once_upstream_serves_it() {
+    let node = StartingNode { memory: Memory::new(1), has_upstream: watch::Sender::new(false) };
+    node.memory.put(&[("/a/x", "1")]);
+    let server = Server::start(node.clone(), "127.0.0.1:0").await;
+    let mut reader = Reader::start(&[&server.address], false);
+    reader.handle.subscribe(prefix("/a/"));
+    let SinkCall::Refused(refused, reason) = reader.got().await else { panic!("it is served") };
+    assert_eq!((refused, &*reason), (prefix("/a/"), "no control plane answers this agent"));
+    let connected = reader.until(|state| state.connected).await.since;
+    node.has_upstream.send_replace(true);
+    reader.update().await;
+    assert_eq!(reader.copy["/a/x"], "1");
+    let state = reader.until(|state| state.connected).await;
+    assert_eq!(state.since, connected, "the connection stays");
+    server.stop().await;
 }

@@ -92,6 +92,8 @@ async fn process_without_readable_revocations_accepts_only_those_that_pass_recor
     assert!(error.contains("the record of revocations cannot be read"), "{error}");
     let error = connect(&web, &server).await.1.unwrap_err().to_string();
     assert!(error.contains("the certificate of shop/web may be revoked"), "{error}");
+    let repair = "`fairmesh identity revoke ID --replace-unreadable --control unix:DIR/control.sock`";
+    assert!(error.contains(repair), "{error}");
     for refused in
         ["operator/web-1.uid-1000", "gateway/web-1.edge", "proxy/web-1.web", "keyserver/web-1.keys"]
     {

@@ -73,6 +73,7 @@ const BEFORE_THE_DRAIN: Shown = (
         ("Drains", "No region is drained"),
         ("Planned services", "shop/cart"),
         ("Plan", "round"),
+        ("Plan", "Load over capacity"),
         ("Forecast", "shop/ledger"),
     ],
 );
@@ -82,6 +83,8 @@ const SHOWN: &[Shown] = &[
         "regions",
         &[
             ("Drains", "keeps"),
+            ("Calls between regions", "Leave their region"),
+            ("Calls between regions", "asia"),
             ("Probes", "From the zone of the row"),
             ("What changed", "drain of the region us begun"),
         ],
@@ -176,6 +179,42 @@ fn serve(mesh: &Mesh) {
     Runtime::new().unwrap().block_on(reported);
 }
 
+/// Reports calls of the last minutes, of which more and more leave their region.
+fn report_calls(mesh: &Mesh) {
+    const STEPS: u64 = 40;
+    let pair = |(from, to, calls): (&str, &str, u64)| v1::CountedCalls {
+        caller: "shop/web".into(),
+        service: "shop/cart".into(),
+        from: from.into(),
+        to: to.into(),
+        calls,
+        ..v1::CountedCalls::default()
+    };
+    let interval = |step: u64| v1::CountedInterval {
+        age_ms: (STEPS - step) * 10_000,
+        span_ms: 10_000,
+        calls: [
+            ("eu", "eu", 900 - 15 * step),
+            ("eu", "us", 15 * step),
+            ("us", "us", 500),
+            ("asia", "us", 120),
+            ("asia", "asia", 80),
+        ]
+        .map(pair)
+        .into(),
+        ..v1::CountedInterval::default()
+    };
+    let counts = v1::CountReport {
+        reporter: 1,
+        number: 1,
+        intervals: (0..STEPS).map(interval).collect(),
+        left_out: 0,
+    };
+    let report = v1::ReportSignalsRequest { counts: Some(counts), ..v1::ReportSignalsRequest::default() };
+    let reported = async { mesh.connect().await.signals().report(report).await.unwrap() };
+    Runtime::new().unwrap().block_on(reported);
+}
+
 #[test]
 fn web_pages_show_regions_waste_security_and_processes() {
     let mut mesh = Mesh::empty();
@@ -186,6 +225,7 @@ fn web_pages_show_regions_waste_security_and_processes() {
     let Some(mut browser) = Browser::start(&format!("http://{pages}/ui/")) else { return };
     let _agents = Agents::start(&mesh);
     serve(&mesh);
+    report_calls(&mesh);
     mesh.run(&["identity", "revoke", "shop/old", "--message", "its machine was lost"]).ok();
 
     let mut shows = |(state, panels): &(&str, &[(&str, &str)])| {

@@ -36,7 +36,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 
 def connect(port=0, to=("127.96.0.1", 80)):
-    connection = socket.socket()
+    connection = socket.socket(socket.AF_INET6 if ":" in to[0] else socket.AF_INET)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if port:
         connection.bind(("127.0.0.1", port))
@@ -73,6 +73,23 @@ def calls(at):
             print(said, flush=True)
 
 threads = [threading.Thread(target=calls, args=(at,)) for at in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("good:", sum(good), flush=True)
+"#;
+
+/// Calls on two connections at once, over IPv6.
+const OVER_IPV6: &str = r#"
+good = [0] * 2
+def calls(at):
+    connection = connect(to=("fd96::1", 80))
+    file = connection.makefile("rb")
+    for number in range(300):
+        good[at] += call(connection, file, number)[0]
+
+threads = [threading.Thread(target=calls, args=(at,)) for at in range(2)]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -119,22 +136,34 @@ print("called", flush=True)
 sys.stdin.readline()
 "#;
 
-/// A call on each of many connections, until it gets another line.
+/// A call on each of many connections, several at a time, until it gets another line. Some connections are always about to be
+/// accepted or have just been.
 const FRESH: &str = r#"
-threading.Thread(target=lambda: (sys.stdin.readline(), stopped.append(1))).start()
-stopped, good = [], 0
-while not stopped:
-    try:
-        with connect() as connection:
-            is_right, said = call(connection, connection.makefile("rb"), good)
-            good += is_right
-            if not is_right:
-                print("wrong:", said, flush=True)
-    except OSError as error:
-        print("failed:", error, flush=True)
-    if good == 50:
-        print("called", flush=True)
-print("good:", good, flush=True)
+stopped, good, lock = [], [0], threading.Lock()
+
+def calls():
+    while not stopped:
+        try:
+            with connect() as connection:
+                is_right, said = call(connection, connection.makefile("rb"), good[0])
+        except OSError as error:
+            print("failed:", error, flush=True)
+            continue
+        if not is_right:
+            print("wrong:", said, flush=True)
+        with lock:
+            good[0] += is_right
+            if good[0] == 50:
+                print("called", flush=True)
+
+threads = [threading.Thread(target=calls) for _ in range(8)]
+for thread in threads:
+    thread.start()
+sys.stdin.readline()
+stopped.append(1)
+for thread in threads:
+    thread.join()
+print("good:", good[0], flush=True)
 "#;
 
 /// A program in a cgroup, a network namespace and a mount namespace of its own.
@@ -311,6 +340,34 @@ async fn containers_with_equal_addresses_get_their_own_responses() {
     let most = 2 * calls() * 9 / 10;
     assert!(sent as usize > most, "{sent} of {}", 2 * calls());
     assert!(outside.attached.counter("answered-directly").await as usize > most);
+    for follower in followers {
+        assert!(follower.ended().await.success());
+    }
+    let cgroups: Vec<_> = containers.iter().map(|one| one.cgroup.clone()).collect();
+    outside.nothing_left(&cgroups).await;
+}
+
+/// No address of IPv6 but that of the loopback interface, and no route, exists in these containers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_call_over_ipv6() {
+    let _machine = beside_others().await;
+    let Some(outside) = Outside::start("six").await else { return };
+    let (mut containers, mut followers) = (Vec::new(), Vec::new());
+    for name in ["one", "two"] {
+        let container = outside.container(name, OVER_IPV6).await;
+        let what = ["--container", &container.pid(), "--to", "fd96::/16"];
+        followers.push(Follower::start(&outside.attached, &what).await);
+        containers.push(container);
+    }
+    let before = outside.attached.counter("answered-directly").await;
+    for container in &mut containers {
+        container.go().await;
+    }
+    for container in &mut containers {
+        assert_eq!(container.rest().await, ["good: 600"], "{}", container.cgroup);
+    }
+    let direct = outside.attached.counter("answered-directly").await - before;
+    assert!(direct > 1000, "{direct} of 1,200");
     for follower in followers {
         assert!(follower.ended().await.success());
     }

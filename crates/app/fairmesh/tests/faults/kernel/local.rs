@@ -12,7 +12,7 @@ use crate::harness::{Proxy, RawServer, World, beside_others, free_port, skipped,
 pub(super) const WITHOUT_LOG: &str = "--access-log off";
 
 /// A server that responds according to the path, with as many sends as the path names.
-const SERVER: &str = r#"
+pub(super) const SERVER: &str = r#"
 import socket, sys, threading, time
 
 def read_request(file):

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -41,14 +42,26 @@ fn source(name: &str) -> String {
     format!("{PROGRAMS}/{name}")
 }
 
+/// Command of a caller in this language, with a virtual address; `None`, with a message, if the language is missing.
+async fn caller(language: &str, address: IpAddr, folder: &Path) -> Option<Vec<String>> {
+    fs::write(folder.join("hosts"), format!("{address} raw.shop\n")).unwrap();
+    let mut command = program(language, "caller", folder).await?;
+    let written = if address.is_ipv6() { format!("[{address}]") } else { address.to_string() };
+    match language {
+        "python3" => command.extend([written, "raw.shop".into(), "20".into()]),
+        "go" => command.push(format!("{written}:80")),
+        "node" => command.push(address.to_string()),
+        _ => {}
+    }
+    Some(command)
+}
+
 /// Command of the `caller` or `server` in this language; `None`, with a message, if the language is missing.
 async fn program(language: &str, role: &str, folder: &Path) -> Option<Vec<String>> {
     let name = found(if language == "java" { "javac" } else { language })?.display().to_string();
     Some(match language {
         // By name only, since programs run without an environment.
-        "python3" => {
-            vec![language.into(), source("caller.py"), "127.96.0.1".into(), "raw.shop".into(), "20".into()]
-        }
+        "python3" => vec![language.into(), source("caller.py")],
         "node" => vec![name, source(&format!("{role}.js"))],
         "go" => {
             let made = folder.join(role).display().to_string();
@@ -59,7 +72,6 @@ async fn program(language: &str, role: &str, folder: &Path) -> Option<Vec<String
         }
         _ => {
             let hosts = folder.join("hosts");
-            fs::write(&hosts, "127.96.0.1 raw.shop\n").unwrap();
             let class = if role == "caller" { "Caller.java" } else { "Server.java" };
             let quick =
                 ["-XX:TieredStopAtLevel=1".to_owned(), format!("-Djdk.net.hosts.file={}", hosts.display())];
@@ -127,6 +139,38 @@ async fn called(attached: &Attached, name: &str, calls: usize, call: impl AsyncF
     [attached.counter(counters[0]).await - before[0], attached.counter(counters[1]).await - before[1]]
 }
 
+/// Calls from programs in each language to a virtual address.
+async fn languages_call(attached: &Attached, address: &str) {
+    let (folder, calls) = (TempDir::new().unwrap(), ROUNDS * PATHS.len());
+    for language in LANGUAGES {
+        let address = address.parse().unwrap();
+        let Some(program) = caller(language, address, folder.path()).await else { continue };
+        let command: Vec<_> = program.iter().map(String::as_str).chain(PATHS).collect();
+        let call = async || attached.run_for(&command, PATIENCE).await.ok();
+        let [sent, direct] = called(attached, language, calls, call).await;
+        // Python sends bodies apart from heads. Half of the requests have no body, and half of their responses are
+        // plain.
+        assert!(
+            sent as usize >= calls / 2 - 5 && direct as usize >= calls / 8,
+            "{language}: {sent}, {direct}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn programs_in_other_languages_call_through_kernel_over_ipv6() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("the server is a Python program", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("callers6").await else { return };
+    let world = World::start("").await;
+    let server = LocalServer::start(&world, &attached, "4").await;
+    let _proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
+    attached.attach_with(&["--to", "::1", "--servers", &server.cgroup]).await;
+    languages_call(&attached, "::1").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn programs_in_other_languages_and_proxies_call_through_kernel() {
     let _machine = beside_others().await;
@@ -138,21 +182,8 @@ async fn programs_in_other_languages_and_proxies_call_through_kernel() {
     let server = LocalServer::start(&world, &attached, "4").await;
     let _proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
     attached.attach_with(&["--servers", &server.cgroup]).await;
-    let folder = TempDir::new().unwrap();
-    let calls = ROUNDS * PATHS.len();
-
-    for language in LANGUAGES {
-        let Some(program) = program(language, "caller", folder.path()).await else { continue };
-        let command: Vec<_> = program.iter().map(String::as_str).chain(PATHS).collect();
-        let call = async || attached.run_for(&command, PATIENCE).await.ok();
-        let [sent, direct] = called(&attached, language, calls, call).await;
-        // Python sends bodies apart from heads. Half of the requests have no body, and half of their responses are
-        // plain.
-        assert!(
-            sent as usize >= calls / 2 - 5 && direct as usize >= calls / 8,
-            "{language}: {sent}, {direct}"
-        );
-    }
+    languages_call(&attached, "127.96.0.1").await;
+    let (folder, calls) = (TempDir::new().unwrap(), ROUNDS * PATHS.len());
     for proxy in PROXIES {
         let (Some(path), port) = (found(proxy), free_port()) else { continue };
         let options = arguments(proxy, port, false, folder.path());

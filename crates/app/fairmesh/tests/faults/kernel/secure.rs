@@ -125,18 +125,20 @@ pub(super) enum Place {
     Apart,
     /// In one cgroup, to which nothing is attached.
     Elsewhere,
+    /// As [`Together`](Self::Together), at IPv6 addresses.
+    OverIpv6,
 }
 
 impl Front {
-    /// Starts the front of a program at this port, in a cgroup, with the service's name as its instance. Returns it with the address
-    /// of its pages.
-    pub(super) fn start(self, world: &World, cgroup: &str, service: &str, port: u16) -> (Process, String) {
+    /// Starts the front of a program at this address, in a cgroup, with the service's name as its instance. Returns it with the
+    /// address of its pages.
+    pub(super) fn start(self, world: &World, cgroup: &str, service: &str, at: &str) -> (Process, String) {
         let (instance, admin) = (service.replace('/', "-"), format!("127.0.0.1:{}", free_port()));
         let options = match self {
-            Self::Register => format!("register {service} --instance {instance} --address 127.0.0.1:{port}"),
+            Self::Register => format!("register {service} --instance {instance} --address {at}"),
             Self::Inbound => format!(
                 "proxy --listen none --access-log off --inbound-instance {instance} \
-                 --inbound {service}@127.0.0.1:{}=127.0.0.1:{port}",
+                 --inbound {service}@127.0.0.1:{}={at}",
                 free_port()
             ),
         };
@@ -151,7 +153,12 @@ impl Secure {
     }
 
     /// With a proxy of this identity.
-    pub(super) async fn start_as(name: &str, identity: &str, (front, place): (Front, Place)) -> Option<Self> {
+    pub(super) async fn start_as(name: &str, identity: &str, placed: (Front, Place)) -> Option<Self> {
+        Self::start_with(name, &format!("{WITHOUT_LOG} --service {identity}"), placed).await
+    }
+
+    /// With a proxy with these options.
+    pub(super) async fn start_with(name: &str, proxy: &str, (front, place): (Front, Place)) -> Option<Self> {
         if tool("python3").is_none() {
             skipped("caller and server are Python programs", "python3 is missing");
             return None;
@@ -159,18 +166,29 @@ impl Secure {
         let attached = Attached::new(name).await?;
         let world = World::start_in("prod", "").await;
         let (port, cgroup) = (free_port(), format!("{}-servers", attached.cgroup));
-        let mut program = ["python3", "-c", SERVER, &port.to_string()].map(str::to_owned).to_vec();
+        let (host, script) = match place {
+            // `run_in` waits until the program listens at the IPv4 address too.
+            Place::OverIpv6 => (
+                "[::1]",
+                SERVER.replace(
+                    "((\"127.0.0.1\", int(sys.argv[1])))",
+                    "((\"\", int(sys.argv[1])), family=socket.AF_INET6, dualstack_ipv6=True)",
+                ),
+            ),
+            _ => ("127.0.0.1", SERVER.to_owned()),
+        };
+        let mut program = ["python3", "-c", &script, &port.to_string()].map(str::to_owned).to_vec();
         if place == Place::OtherUser {
             program.push("4711".to_owned());
         }
         let server = run_in(&cgroup, &program, port).await;
         let fronts = format!("{}-fronts", attached.cgroup);
         let of_front = if place == Place::Apart { &fronts } else { &cgroup };
-        let (front, front_admin) = front.start(&world, of_front, "shop/raw", port);
+        let (front, front_admin) = front.start(&world, of_front, "shop/raw", &format!("{host}:{port}"));
         world.serves("shop/raw", "shop-raw").await;
-        let proxy = attached.proxy_with(&world, &format!("{WITHOUT_LOG} --service {identity}")).await;
+        let proxy = attached.proxy_with(&world, proxy).await;
         let options: &[&str] = match place {
-            Place::Together | Place::OtherUser => &["--servers", &cgroup],
+            Place::Together | Place::OtherUser | Place::OverIpv6 => &["--servers", &cgroup],
             Place::Apart => &["--servers", &cgroup, "--servers", &fronts],
             Place::Elsewhere => &["--servers", &fronts],
         };

@@ -1,6 +1,7 @@
 //! Both fronts of programs permit the same calls by the kernel: `register` and `proxy --inbound`.
 
 use rustix::process::Signal;
+use serde_json::Value;
 
 use super::secure::{BOUND, EVIL_CALLS, Front, Place, Secure};
 use crate::harness::{beside_others, read_to_end, say, until};
@@ -118,7 +119,7 @@ async fn inbound_proxy_permits_no_calls_to_program_of_another_service() {
     let rules = "{kind: Authorization, service: shop/raw, rules: [{name: other, from: [shop/other]}]}";
     mesh.ends_within_second(rules, "403").await;
     let cgroup = format!("{}-evil", mesh.attached.cgroup);
-    let _evil = Front::Inbound.start(&mesh.world, &cgroup, "shop/evil", mesh.port);
+    let _evil = Front::Inbound.start(&mesh.world, &cgroup, "shop/evil", &format!("127.0.0.1:{}", mesh.port));
     mesh.world.serves("shop/evil", "shop-evil").await;
     let before = mesh.attached.counter("in-place-of-mtls").await;
     // The second time, the proxy has asked.
@@ -199,4 +200,46 @@ async fn server_side_counts_of_both_forms_equal_client_side_counts() {
         })
         .await;
     }
+}
+
+/// The front sees none of these calls, and the sidecar reads the responses of the last two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn access_log_contains_both_sides_of_calls_in_place_of_mtls() {
+    let _machine = beside_others().await;
+    let options = "--access-log json --service shop/web";
+    let Some(mesh) = Secure::start_with("logs", options, (Front::Register, Place::Together)).await else {
+        return;
+    };
+    mesh.calls_by_kernel().await;
+    let calls = "\nfor at in range(50):\n    call(b'call-%d' % at)\ncall(b'fail')\ncall(b'slow')\n";
+    assert_eq!(mesh.run(calls).await.lines().count(), 52);
+    let sent = mesh.attached.counter("in-place-of-mtls").await as usize;
+    let mut sides = [Vec::new(), Vec::new()];
+    until("the server's side of each call is logged", async || {
+        let log = mesh.proxy.process.log();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let lines = lines.filter(|line| line["service"] == "shop/raw");
+        sides = lines.partition::<Vec<_>, _>(|line| line["in_place_of_mtls"] == true).into();
+        sides[0].len() >= sent
+    })
+    .await;
+    let [served, client] = sides;
+    assert_eq!(served.len(), sent, "{served:?}");
+    for line in &served {
+        assert_eq!(
+            (&line["direction"], &line["caller_id"]),
+            (&"inbound".into(), &"spiffe://prod/shop/web".into())
+        );
+        let is_same = |other: &&Value| {
+            ["path", "method", "status", "caller"].iter().all(|name| other[name] == line[name])
+                && (line.get("bytes_out").is_none() || other["bytes_out"] == line["bytes_out"])
+        };
+        assert!(client.iter().any(|other| is_same(&other)), "{line} in {client:?}");
+    }
+    let of =
+        |path: &str| served.iter().find(|line| line["path"] == path).unwrap_or_else(|| panic!("{served:?}"));
+    assert!(of("/call-49")["bytes_out"].as_u64().unwrap() > 0);
+    assert_eq!(of("/fail")["status"], 500);
+    let slow = of("/slow");
+    assert!(slow["ms"].as_f64().unwrap() >= 300.0 && slow.get("bytes_out").is_none(), "{slow}");
 }

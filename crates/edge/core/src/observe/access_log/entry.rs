@@ -1,6 +1,6 @@
 //! A line of the access log.
 
-use std::{fmt, time::Duration};
+use std::{fmt, ops::Not, time::Duration};
 
 use fairmesh_calls::forwarding::BodyEnd;
 use fairmesh_headers::SpanContext;
@@ -37,6 +37,9 @@ pub(crate) struct AccessLogEntry {
     /// `inbound` for requests to the program behind the proxy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) direction: Option<&'static str>,
+    /// Whether the kernel sent the request in place of mutual TLS, past the listener in front of the program.
+    #[serde(skip_serializing_if = "Not::not")]
+    pub(crate) in_place_of_mtls: bool,
     /// The matched route of the service's policy; `(none)` if no route matched.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) route: String,
@@ -63,8 +66,9 @@ pub(crate) struct AccessLogEntry {
     /// Bytes of the request body, if announced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_in: Option<u64>,
-    /// Bytes of the response body that were read.
-    pub(crate) bytes_out: u64,
+    /// Bytes of the response body that were read. Unknown if another process read it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes_out: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) trace_id: Option<String>,
 }
@@ -93,6 +97,7 @@ impl AccessLogEntry {
             caller_id: request.caller_id(),
             connection: request.principal.as_ref().map(|principal| principal.connection.to_string()),
             direction: request.is_served.then_some(INBOUND),
+            in_place_of_mtls: request.is_in_place,
             fault: outcome.fault,
             injected: outcome.injected,
             ended: match completed.end {
@@ -105,7 +110,7 @@ impl AccessLogEntry {
             region: outcome.server.as_ref().map(|server| server.location.region.to_string()),
             attempts: outcome.attempts,
             bytes_in: request.length,
-            bytes_out: completed.bytes_out,
+            bytes_out: Some(completed.bytes_out),
             trace_id: trace.map(|context| format!("{:032x}", context.trace)),
         }
     }
@@ -137,7 +142,10 @@ impl fmt::Display for AccessLogEntry {
         if total_ms - ms >= 0.1 {
             write!(f, " ({total_ms:.1} ms in all)")?;
         }
-        write!(f, " {} B from {caller}", self.bytes_out)?;
+        if let Some(bytes) = self.bytes_out {
+            write!(f, " {bytes} B")?;
+        }
+        write!(f, " from {caller}")?;
         if let Some(id) = &self.caller_id {
             write!(f, " as {id}")?;
         }
@@ -168,6 +176,9 @@ impl fmt::Display for AccessLogEntry {
         if let Some(direction) = self.direction {
             write!(f, " {direction}")?;
         }
+        if self.in_place_of_mtls {
+            f.write_str(" in place of mTLS")?;
+        }
         self.trace_id.iter().try_for_each(|trace| write!(f, " trace {trace}"))
     }
 }
@@ -186,6 +197,7 @@ mod tests {
             ms: 2.25,
             total_ms: 2.25,
             caller: "127.0.0.1:1".into(),
+            bytes_out: Some(0),
             fault: Some("no_endpoints"),
             ..AccessLogEntry::default()
         }
@@ -213,7 +225,7 @@ mod tests {
             instance: Some("cart-0".into()),
             region: Some("eu".into()),
             attempts: 2,
-            bytes_out: 7,
+            bytes_out: Some(7),
             grpc_status: Some(14),
             trace_id: Some("4bf9".into()),
             route: "checkout".into(),
@@ -225,5 +237,24 @@ mod tests {
         let expected = "1970-01-01T00:00:01.500Z shop/cart GET \"/\" 200 2.2 ms (12.0 ms in all) 7 B from 127.0.0.1:1 by cart-0 in eu \
             of shop/canary by route checkout after 2 attempts grpc-status 14 (broken) (injected delay) trace 4bf9";
         assert_eq!(entry.to_string(), expected);
+    }
+
+    #[test]
+    fn access_log_entry_in_place_of_mtls_names_caller_and_omits_unknown_length() {
+        let entry = AccessLogEntry {
+            fault: None,
+            status: 200,
+            path: "/".into(),
+            bytes_out: None,
+            caller_id: Some("spiffe://prod/shop/web".into()),
+            direction: Some(INBOUND),
+            in_place_of_mtls: true,
+            ..entry()
+        };
+        let expected = "1970-01-01T00:00:01.500Z shop/cart GET \"/\" 200 2.2 ms from 127.0.0.1:1 as spiffe://prod/shop/web inbound \
+            in place of mTLS";
+        assert_eq!(entry.to_string(), expected);
+        let read = serde_json::to_value(&entry).unwrap();
+        assert!(read["in_place_of_mtls"] == true && read.get("bytes_out").is_none(), "{read}");
     }
 }

@@ -5,19 +5,21 @@
 //! a write to the store, and every service would need one more followed prefix for a record that rarely exists.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     hash::{BuildHasher as _, RandomState},
     sync::Arc,
     time::Duration,
 };
 
-use fairmesh_model::{MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, ServiceName, TrafficReport};
+use fairmesh_model::{
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, Region, ServiceName, TrafficReport,
+};
 use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_signals::{
     CallMeter, IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportParts, WATCHED_FOR_MS,
     merge_paths, serves,
 };
-use fairmesh_wire::v1;
+use fairmesh_wire::{convert::MAX_PROCESS_NAME, v1};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -33,11 +35,12 @@ const WATCHED_FOR: Duration = Duration::from_millis(WATCHED_FOR_MS);
 pub(super) async fn report_periodically<T>(
     registry: Arc<SubscriptionRegistry<T>>,
     upstream: FollowerHandle,
-    stop: CancellationToken,
+    (client_id, stop): (String, CancellationToken),
 ) {
     let began = Instant::now();
     let mut reporter = CallReporter {
         id: RandomState::new().hash_one(began),
+        client_id,
         interval: INTERVAL,
         meter: CallMeter::default(),
         parts: ReportParts::default(),
@@ -116,6 +119,8 @@ fn names(watched: Vec<String>) -> HashSet<ServiceName> {
 
 struct CallReporter {
     id: u64,
+    /// Names this process for calls without a calling service.
+    client_id: String,
     /// Time until the next report, as last requested by the receiver.
     interval: Duration,
     meter: CallMeter,
@@ -159,9 +164,28 @@ impl CallReporter {
         calls.retain(|path, _| services.contains(&path.service));
         let planned: HashSet<_> = planned.iter().map(|(ready, _)| ready.upstream.name()).collect();
         let (reporter, interval) = (self.id, self.interval);
-        let report = TrafficReport { reporter, interval, regions, calls, ..TrafficReport::default() };
+        let processes = self.processes(&calls);
+        let report =
+            TrafficReport { reporter, interval, regions, calls, processes, ..TrafficReport::default() };
         let parts = self.parts.divide(report).into_iter();
         Some(parts.map(|part| bound_paths(part, |service| planned.contains(service))).collect())
+    }
+}
+
+impl CallReporter {
+    /// Names this process for each service that it calls without being a service itself.
+    fn processes(
+        &self,
+        calls: &BTreeMap<CallPath, CallRates>,
+    ) -> BTreeMap<(ServiceName, Region), BTreeSet<String>> {
+        let name = &self.client_id;
+        let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+        let unnamed = calls.keys().filter(|path| path.caller.is_none() && is_name);
+        let process = |path: &CallPath| {
+            let name = name.chars().take(MAX_PROCESS_NAME).collect();
+            ((path.service.clone(), path.from.clone()), BTreeSet::from([name]))
+        };
+        unnamed.map(process).collect()
     }
 }
 
@@ -206,8 +230,6 @@ async fn send(upstream: &FollowerHandle, report: TrafficReport) -> Option<v1::Re
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{CallPath, CallRates, Region};
-
     use super::*;
 
     #[test]

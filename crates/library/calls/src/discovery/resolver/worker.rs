@@ -45,10 +45,8 @@ use crate::discovery::endpoint_transport::EndpointTransport;
 
 /// Time that the first contact may take before the disk copy is read or calls fail.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
-/// Interval of checks while a service waits or a prefix is refused.
+/// Interval of checks while a service waits.
 const FAST_CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// Interval at which a refused prefix is subscribed to again.
-const RESUBSCRIBE_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of checks for idle connections.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of undeclared service names that are remembered. Made-up names therefore use bounded memory here
@@ -106,8 +104,6 @@ pub(super) struct Worker<T> {
     revision: Option<Revision>,
     /// Whether the disk copy was read. Waiting for the first snapshot then does not read it again.
     disk_read: bool,
-    /// Refused prefixes, with the time of their last subscription.
-    refused: BTreeMap<Prefix, Instant>,
     idle_checked: Instant,
 }
 
@@ -148,7 +144,6 @@ impl<T: EndpointTransport> Worker<T> {
             awaits_roots: Some(Instant::now() + CONNECT_PATIENCE),
             revision: None,
             disk_read: false,
-            refused: BTreeMap::new(),
             idle_checked: Instant::now(),
         }
     }
@@ -247,18 +242,17 @@ impl<T: EndpointTransport> Worker<T> {
         self.stale.extend(self.services.keys().cloned());
     }
 
-    /// Whether a service waits, a prefix is refused, or nothing has arrived yet.
+    /// Whether a service waits for records, or nothing has arrived yet.
     fn unsettled(&mut self) -> bool {
         let waits = |name: &ServiceName| self.services.get(name).is_some_and(|service| service.is_waiting());
         while self.waiting.first().is_some_and(|name| !waits(name)) {
             self.waiting.pop_first();
         }
         let has_nothing = !self.disk_read && !*self.registry.first_snapshot.borrow();
-        has_nothing || !self.refused.is_empty() || !self.waiting.is_empty()
+        has_nothing || !self.stale.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Periodic work: checks idle connections and services, retries refused prefixes, and reads the copy on disk while
-    /// the agent is away.
+    /// Periodic work: checks idle connections and services, and reads the copy on disk while the agent is away.
     async fn check(&mut self) {
         let now = Instant::now();
         if now - self.idle_checked >= self.idle_check_interval() {
@@ -266,7 +260,6 @@ impl<T: EndpointTransport> Worker<T> {
             self.services.values().for_each(|service| service.close_idle());
             self.remove_unused(now);
         }
-        self.resubscribe_refused(now);
         // An agent that has reached no upstream since its update has no roots on disk.
         if self.has_topology && self.awaits_roots.is_some_and(|until| now >= until) {
             self.mark_arrived(&roots());

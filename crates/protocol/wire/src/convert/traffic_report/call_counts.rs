@@ -186,19 +186,30 @@ pub fn write_denied(path: &DeniedPath, count: u64) -> v1::DeniedCalls {
         rule: path.rule.clone().map(String::from).unwrap_or_default(),
         audit: path.is_audit,
         count: bounded_count(count),
+        method: path.method.clone(),
+        path: path.path.clone(),
     }
 }
 
 fn read_denied(message: v1::DeniedCalls) -> Result<(DeniedPath, u64), Invalid> {
-    bounded("caller", message.caller.len(), MAX_DENIED_CALLER)?;
-    if message.caller.chars().any(char::is_control) {
-        return Err(Invalid::new("caller", "has control characters", "send a SPIFFE id"));
+    let texts = [
+        ("caller", &message.caller, "send a SPIFFE id"),
+        ("method", &message.method, "send an HTTP method"),
+        ("path", &message.path, "send the path of a request"),
+    ];
+    for (field, text, hint) in texts {
+        bounded(field, text.len(), MAX_DENIED_CALLER)?;
+        if text.chars().any(char::is_control) {
+            return Err(Invalid::new(field, "has control characters", hint));
+        }
     }
     let path = DeniedPath {
         service: ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
         caller: Some(message.caller).filter(|caller| !caller.is_empty()),
         rule: optional("rule", message.rule)?,
         is_audit: message.audit,
+        method: message.method,
+        path: message.path,
     };
     Ok((path, message.count))
 }
@@ -245,6 +256,8 @@ mod tests {
             caller: Some("spiffe://mesh/shop/ads".into()),
             rule: None,
             is_audit: true,
+            method: "GET".into(),
+            path: "/items/*".into(),
         };
         let interval = CountedInterval {
             age: Duration::from_secs(3),
@@ -319,6 +332,8 @@ mod tests {
                 .contains("counts.intervals[0].calls[0].service")
         );
         assert!(refusal(|one| one.denied[0].caller = "\u{1b}[2J".into()).contains("control characters"));
+        assert!(refusal(|one| one.denied[0].path = "/\u{1b}[2J".into()).contains("denied[0].path"));
+        assert!(refusal(|one| one.denied[0].method = "G".repeat(513)).contains("denied[0].method"));
         assert!(refusal(|one| one.cpu[0].user = "cart".into()).contains("cpu[0].user"));
         assert!(
             refusal(|one| one.calls = vec![one.calls[0].clone(); MAX_COUNT_ROWS]).contains("at most 4096")

@@ -1,4 +1,4 @@
-// Calls each path several times on kept connections, and says how many responses were the right ones.
+// Calls each path several times on kept connections, and says how many responses were the right ones. Arguments: an address and paths.
 package main
 
 import (
@@ -13,11 +13,11 @@ import (
 
 func main() {
 	transport := &http.Transport{Dial: func(network, _ string) (net.Conn, error) {
-		return net.Dial(network, "127.96.0.1:80")
+		return net.Dial(network, os.Args[1])
 	}}
 	client, right := http.Client{Transport: transport}, 0
 	for round := 0; round < 10; round++ {
-		for _, path := range os.Args[1:] {
+		for _, path := range os.Args[2:] {
 			method, sent := "GET", ""
 			if round%2 == 1 {
 				method, sent = "POST", strings.Repeat("b", round*20)

@@ -1,13 +1,14 @@
-// Calls each path several times on kept connections, and says how many responses were the right ones.
+// Calls each path several times on kept connections, and says how many responses were the right ones. Arguments: an address and paths.
 const http = require("http");
 
+const [address, ...paths] = process.argv.slice(2);
 const agent = new http.Agent({ keepAlive: true });
 
 function call(path, sent) {
   return new Promise((resolve, reject) => {
     const headers = { host: "raw.shop", "content-length": sent.length };
     const method = sent ? "POST" : "GET";
-    const request = http.request({ host: "127.96.0.1", agent, path: "/" + path, method, headers }, (response) => {
+    const request = http.request({ host: address, agent, path: "/" + path, method, headers }, (response) => {
       let body = "";
       response.on("data", (part) => (body += part));
       response.on("end", () => resolve([response.statusCode, body]));
@@ -20,7 +21,7 @@ function call(path, sent) {
 async function main() {
   let right = 0;
   for (let round = 0; round < 10; round++) {
-    for (const path of process.argv.slice(2)) {
+    for (const path of paths) {
       const sent = round % 2 ? "b".repeat(round * 20) : "";
       const [status, body] = await call(path, sent);
       if (status === 200 && body === path + ":" + sent + "x".repeat(Number(path.split("-")[1]))) right++;

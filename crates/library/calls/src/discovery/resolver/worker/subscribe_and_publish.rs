@@ -2,9 +2,9 @@
 
 use fairmesh_model::{Prefix, Revision, ServiceName};
 use fairmesh_wire::LogLimiter;
-use tokio::{task::yield_now, time::Instant};
+use tokio::task::yield_now;
 
-use super::{MAX_UNKNOWN, RESUBSCRIBE_INTERVAL, Worker, aging_tables::note_weakening, roots};
+use super::{MAX_UNKNOWN, Worker, aging_tables::note_weakening, roots};
 use crate::discovery::{
     endpoint_transport::EndpointTransport,
     resolver::{policy_defaults::scope_of, service_records::PrefixChanges},
@@ -75,7 +75,6 @@ impl<T: EndpointTransport> Worker<T> {
         for prefix in prefixes {
             self.handle.unsubscribe(&prefix);
             self.prefix_owners.remove(&prefix);
-            self.refused.remove(&prefix);
         }
     }
 
@@ -92,19 +91,9 @@ impl<T: EndpointTransport> Worker<T> {
             // The prefix was unsubscribed from meanwhile.
             None => return,
         }
-        if self.refused.insert(prefix.clone(), Instant::now()).is_none()
-            && let Some(suppressed) = REFUSED.next()
-        {
-            tracing::warn!(%prefix, reason, suppressed, "the agent cannot serve this prefix now; it is subscribed to again");
-        }
-    }
-
-    pub(super) fn resubscribe_refused(&mut self, now: Instant) {
-        let is_due = |subscribed: &Instant| now - *subscribed >= RESUBSCRIBE_INTERVAL;
-        for (prefix, subscribed) in self.refused.iter_mut().filter(|(_, subscribed)| is_due(subscribed)) {
-            *subscribed = now;
-            self.handle.unsubscribe(prefix);
-            self.handle.subscribe(prefix.clone());
+        // Processes of a machine start in any order. The follower warns if this lasts.
+        if let Some(suppressed) = REFUSED.next() {
+            tracing::info!(%prefix, reason, suppressed, "the agent cannot serve this prefix yet; it is subscribed to again");
         }
     }
 

@@ -28,7 +28,6 @@ impl<T: EndpointTransport> Worker<T> {
     }
 
     pub(super) fn mark_arrived(&mut self, prefix: &Prefix) {
-        self.refused.remove(prefix);
         if *prefix == Prefix::topology() {
             self.has_topology = true;
             // Services wait for the roots for the same time after it.

@@ -1,4 +1,4 @@
-//! Region tables written by hand in a policy. They are changed in the same batch as the policy.
+//! Manual region tables: those that a person writes into a policy. Their records change in the same batch as the policy.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_region_tables_replace_existing_ones() {
+    fn manual_region_tables_replace_existing_ones() {
         let before = node(&[("eu", table("us", TableOrigin::ByHand)), ("us", planned("eu"))]);
         let wanted = policy(Some(by_hand(&[("eu", "eu"), ("ap", "eu")])));
         let hand = |to| table(to, TableOrigin::ByHand);

@@ -29,21 +29,21 @@ fn tenant(name: &str) -> Reach {
 
 #[tokio::test]
 async fn cached_permission_is_evicted_together_with_tenants() {
-    let attestor = Attestor::new(absent());
+    let permissions = ProgramPermissions::new(absent());
     let first = program(0);
-    attestor.settle(&first, Question::BeKnown, Ok(tenant("red"))).unwrap();
+    permissions.settle(&first, Question::BeKnown, Ok(tenant("red"))).unwrap();
     let mut was_evicted = false;
     for number in 1..=2 * MAX_ANSWERS {
         let other = program(number as u32);
         let service = ServiceName::new("shop/cart").unwrap();
-        attestor.settle(&other, Question::See(service), Ok(Reach::Nothing)).unwrap();
-        let is_cached = attestor.answer(&first, &Question::BeKnown).is_some();
-        assert_eq!(attestor.tenants(&first) == tenant("red"), is_cached, "after {number} answers");
+        permissions.settle(&other, Question::See(service), Ok(Reach::Nothing)).unwrap();
+        let is_cached = permissions.answer(&first, &Question::BeKnown).is_some();
+        assert_eq!(permissions.tenants(&first) == tenant("red"), is_cached, "after {number} answers");
         was_evicted |= !is_cached;
     }
     assert!(was_evicted);
-    attestor.settle(&first, Question::BeKnown, Ok(tenant("blue"))).unwrap();
-    assert_eq!(attestor.tenants(&first), tenant("blue"));
+    permissions.settle(&first, Question::BeKnown, Ok(tenant("blue"))).unwrap();
+    assert_eq!(permissions.tenants(&first), tenant("blue"));
 }
 
 fn member() -> AgentIdentity {
@@ -78,7 +78,7 @@ async fn program_keeps_sender_name_when_mesh_gets_trust_domain() {
     };
     let before = source(&gate(None)).await;
     let in_mesh = gate(Some(member()));
-    in_mesh.attestor.settle(&program(0), Question::BeKnown, Ok(tenant("red"))).unwrap();
+    in_mesh.permissions.settle(&program(0), Question::BeKnown, Ok(tenant("red"))).unwrap();
     let after = source(&in_mesh).await;
     assert!(!before.owner.is_limited && before.tenants == Reach::Everything);
     assert!(after.owner.is_limited && after.tenants == tenant("red"));

@@ -1,3 +1,5 @@
+//! Limits the time for opening a connection to a process of the mesh. The error of a timeout names the slow phase.
+
 use std::{
     io,
     sync::atomic::{AtomicBool, Ordering::Relaxed},

@@ -1,3 +1,6 @@
+//! Permissions of local programs: the agent asks control planes what the programs of other users may do in its name, and
+//! caches the answers.
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -42,7 +45,7 @@ pub(super) type RefusedCalls = BTreeMap<ServiceName, Status>;
 
 /// Asks control planes what the programs of other users may do, and caches the answers for a short time.
 #[derive(Debug)]
-pub(super) struct Attestor {
+pub(super) struct ProgramPermissions {
     upstream: FollowerHandle,
     users: Mutex<HashMap<u32, User>>,
 }
@@ -95,7 +98,7 @@ impl Answer {
     }
 }
 
-impl Attestor {
+impl ProgramPermissions {
     pub(super) fn new(upstream: FollowerHandle) -> Self {
         Self { upstream, users: Mutex::default() }
     }

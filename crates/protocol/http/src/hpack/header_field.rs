@@ -1,4 +1,4 @@
-//! Parsed header fields.
+//! Header fields (RFC 7541), parsed once: the entries of the dynamic table, and what decoding gives.
 
 use bytes::Bytes;
 use http::{

@@ -1,3 +1,5 @@
+//! Counts requests by caller, for processes that forward the requests of authorized connections to a program.
+
 use std::{
     pin::Pin,
     task::{Context, Poll},
