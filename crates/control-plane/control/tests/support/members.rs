@@ -45,8 +45,7 @@ impl TestMember {
             path: path.into(),
             csr: key.signing_request().unwrap().into(),
             signed_at: SystemClock.now().as_secs(),
-            describe_workload: false,
-            select_for: None,
+            ..Default::default()
         };
         let message =
             signed_message::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec()).unwrap();
