@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { described, marks, nearest, type Changed } from "../src/lib/changes.ts";
 import { diff, lines } from "../src/lib/diff.ts";
-import { ago, cores, duration, folded, instant, micros, percent, rate, withAges } from "../src/lib/format.ts";
+import { ago, average, cores, duration, folded, instant, micros, percent, rate, withAges } from "../src/lib/format.ts";
 import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, foldRegions, hasPage, labelOf, level, matrix, picture, regionOf, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
 import { link, read } from "../src/lib/route.ts";
 import { dueKey, isOff, isUnknown, parts, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
@@ -35,6 +35,7 @@ test("numbers have three digits and a unit", () => {
   assert.equal(rate(-0), "0");
   assert.deepEqual([rate(1234.5), rate(12.34), rate(0.123)], ["1,235", "12.3", "0.12"]);
   assert.deepEqual([micros(900), micros(1_500), micros(2_000_000)], ["900 µs", "1.50 ms", "2.00 s"]);
+  assert.deepEqual([average(7), average(2.5), average(1234)], ["7", "2.50", "1,234"]);
   assert.deepEqual([percent(0.05), percent(0.00001)], ["5.00 %", "< 0.01 %"]);
   assert.deepEqual([duration(5_000), duration(600_000), duration(36_000_000)], ["5 s", "10 min", "10 h"]);
 });

@@ -14,6 +14,11 @@ export function digits(value: number): string {
   return (value || 0).toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
 }
 
+/** An average of counts: whole ones without a fraction. */
+export function average(value: number): string {
+  return Number.isInteger(value) ? value.toLocaleString("en") : digits(value);
+}
+
 export function rate(value: Maybe): string {
   if (!known(value)) return UNKNOWN;
   if (value >= 100_000) return `${digits(value / 1000)}k`;

@@ -65,7 +65,7 @@ fn web_page_shows_traces_with_attempts_and_link() {
     let attempt = [("Trace", "→"), ("Trace", "catalog-0"), ("Trace", "catalog-1"), ("Trace", "eu")];
     shows(&state, &attempt);
     shows(&state, &[("Trace", "Open in jaeger.example"), ("Traces", "with shop/catalog")]);
-    let link = format!("Trace {id}");
+    let link = format!("{}, trace {id}", printed["name"].as_str().unwrap());
     let state = "traces?service=shop/catalog&failed=true";
     browser.step(&json!({"do": "keyboard", "state": state, "link": link, "panel": "Trace"}));
     let shown = format!("traces?trace={id}");
