@@ -49,7 +49,7 @@ impl Attached {
         if let Some(problem) = probe(&attached.pins()).into_iter().find_map(|check| check.problem) {
             return Err(problem);
         }
-        let selection = Selection { networks: vec![(virtual_ip, 16)], ports: vec![80] };
+        let selection = Selection { networks: vec![(virtual_ip.into(), 16)], ports: vec![80] };
         let servers = to_servers.then(|| attached.cgroup.clone()).into_iter().collect();
         let callers = attached.cgroup.clone();
         let to =
