@@ -15,7 +15,7 @@ use aya::{
     maps::{Array, MapData, MapError, PerCpuArray},
     programs::{
         LinkOrder, ProgramError, SchedClassifier, TcAttachType,
-        links::{FdLink, Link as _, LinkError, PinnedLink},
+        links::{FdLink, Link as _, PinnedLink},
         tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
     },
     util::KernelVersion,
@@ -100,7 +100,8 @@ pub struct Redirector {
 impl PacketHook {
     /// The newest one that this kernel has.
     pub fn of_this_kernel() -> Self {
-        if KernelVersion::at_least(6, 6, 0) { Self::Tcx } else { Self::Clsact }
+        let has_tcx = KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(6, 6, 0));
+        if has_tcx { Self::Tcx } else { Self::Clsact }
     }
 }
 
@@ -234,7 +235,7 @@ impl Redirector {
             Err(_) if !pin.exists() => return Ok(false),
             Err(error) => Err(error),
         };
-        let replace = |link| program.attach_to_link(link).and_then(|id| program.take_link(id));
+        let mut replace = |link| program.attach_to_link(link).and_then(|id| program.take_link(id));
         // The pin keeps the link; this process keeps no descriptor, so that removing the pin detaches the program.
         if link.ok().is_some_and(|link| replace(link).is_ok()) {
             return Ok(true);
