@@ -97,7 +97,7 @@ INLINE int is_blocking(struct bpf_sock *sk)
 	return file && !(file->f_flags & NON_BLOCKING);
 }
 
-/* Whether this socket can make no connections over IPv4 (IPV6_V6ONLY). */
+/* Whether this socket can make no connections over IPv4: with IPV6_V6ONLY, or bound to an IPv6 address. */
 INLINE int is_ipv6_only(struct bpf_sock *sk)
 {
 	struct tcp_sock *tcp = to_tcp_sock(sk);
