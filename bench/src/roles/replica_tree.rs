@@ -19,6 +19,7 @@ pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), Bo
         http: Some((Ipv4Addr::LOCALHOST, 0).into()),
         traces: None,
         http_names: Vec::new(),
+        http_certificate: None,
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
         gateway_launcher: None,

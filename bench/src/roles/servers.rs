@@ -44,6 +44,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         http: Some(free_port()?),
         traces: None,
         http_names: Vec::new(),
+        http_certificate: None,
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
         gateway_launcher: None,

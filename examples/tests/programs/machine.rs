@@ -41,6 +41,7 @@ impl Machine {
             http: Some("127.0.0.1:0".parse().unwrap()),
             traces: None,
             http_names: Vec::new(),
+            http_certificate: None,
             sources: Vec::new(),
             shadow_controllers: Vec::new(),
             gateway_launcher: None,

@@ -174,6 +174,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         http: Some(args.control_admin),
         traces: None,
         http_names: Vec::new(),
+        http_certificate: None,
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
         gateway_launcher: None,

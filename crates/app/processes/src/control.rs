@@ -70,6 +70,13 @@ struct ServeArgs {
     /// host's name and the port's address.
     #[arg(long = "admin-name", alias = "http-name", value_name = "HOST")]
     admin_names: Vec<String>,
+    /// The certificate of the admin port in place of one of the mesh, such as one of an authority of the web: a file in
+    /// PEM with its chain. It is read when the control plane starts, and every 8 hours.
+    #[arg(long, value_name = "FILE", requires = "admin_tls_key")]
+    admin_tls_cert: Option<PathBuf>,
+    /// The key of --admin-tls-cert, a file in PEM.
+    #[arg(long, value_name = "FILE", requires = "admin_tls_cert")]
+    admin_tls_key: Option<PathBuf>,
     /// A YAML file of 'kind: Endpoints', or a folder of them, to watch; may be repeated.
     #[arg(long = "source", value_name = "PATH")]
     sources: Vec<PathBuf>,
@@ -247,6 +254,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         http: args.admin.0,
         traces: args.traces.map(|address| TraceConfig { address, link: args.trace_link }),
         http_names: args.admin_names,
+        http_certificate: args.admin_tls_cert.zip(args.admin_tls_key),
         sources: args.sources,
         shadow_controllers: args.shadow_controllers,
         gateway_launcher: args.gateway_launcher.map(|command| GatewayLauncher {

@@ -15,6 +15,7 @@ mod trust_bundle;
 mod workload_index;
 
 use std::{
+    path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -70,6 +71,8 @@ pub(crate) struct CertificateIssuer {
     revoked_at: Mutex<Option<u64>>,
     /// Secures the HTTP pages with a certificate for host names, and lists these names.
     pages: (Arc<HostCertificate>, Vec<String>),
+    /// Files with another certificate for the pages and its key.
+    page_files: Option<(PathBuf, PathBuf)>,
     clock: Arc<dyn Clock>,
     /// Notified when the authority has created another root by itself.
     roots_changed: Arc<Notify>,
@@ -93,6 +96,12 @@ impl CertificateIssuer {
             }
             (Some(domain), _) => domain,
             (None, Some(recorded)) if Authority::exists(&folder) => &recorded.domain,
+            (None, _) if config.http_certificate.is_some() => {
+                tracing::warn!(
+                    "the pages are in plaintext: without a trust domain, --admin-tls-cert has no effect"
+                );
+                return Ok(None);
+            }
             (None, _) => return Ok(None),
         };
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
@@ -107,7 +116,8 @@ impl CertificateIssuer {
         workload.note_roots_of_peers();
         let pages = (Arc::new(HostCertificate::new(Arc::clone(&workload))), page_hosts(config));
         let (revoked_at, roots_changed) = Default::default();
-        Ok(Some(Self { authority, tokens, workload, revoked_at, pages, clock, roots_changed }))
+        let page_files = config.http_certificate.clone();
+        Ok(Some(Self { authority, tokens, workload, revoked_at, pages, page_files, clock, roots_changed }))
     }
 
     /// The roots of the domain: the recorded ones, and the roots of this control plane that are not retired. Likewise its
@@ -192,9 +202,12 @@ impl CertificateIssuer {
         Ok(own)
     }
 
-    /// Issues the certificate for the pages.
+    /// Issues the certificate for the pages, or reads it again.
     fn renew_pages(&self, own: &Credentials, now: Duration) -> Result<(), IdentityError> {
         let (pages, hosts) = &self.pages;
+        if let Some((certificate, key)) = &self.page_files {
+            return pages.install_given(own, (certificate, key));
+        }
         let key = PrivateKey::generate()?;
         let issued = self.authority.issue_for_hosts(&key.signing_request()?, hosts, now)?;
         pages.install(own, &key, issued.chain)

@@ -106,6 +106,8 @@ pub struct ControlConfig {
     pub traces: Option<TraceConfig>,
     /// Host names under which web clients reach this control plane, in addition to this machine's name.
     pub http_names: Vec<String>,
+    /// Files in PEM with the certificate of the pages and its key; `None` issues one for the host names.
+    pub http_certificate: Option<(PathBuf, PathBuf)>,
     /// The issuer of user tokens. `None` refuses all tokens.
     pub oidc: Option<OidcConfig>,
     /// YAML files with endpoints, and directories of such files, to be watched.

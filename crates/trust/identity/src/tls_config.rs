@@ -9,13 +9,13 @@ use tokio_rustls::rustls::{
     ServerConfig, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
-    pki_types::{CertificateDer, ServerName, UnixTime},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime},
     server::danger::{ClientCertVerified, ClientCertVerifier},
     version::TLS13,
 };
 
 use crate::{
-    Clock, Credentials, IdentityError, JoinToken, PrivateKey, Refused, Trust, Usage,
+    Clock, Credentials, IdentityError, JoinToken, Refused, Trust, Usage,
     chain_verification::{self, algorithms},
     federation::Federation,
 };
@@ -281,7 +281,7 @@ pub(crate) fn one_way(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<Client
 /// Returns the configuration of a server with a host certificate. Web clients need no certificate; members of the
 /// mesh may send one.
 pub(crate) fn of_host(
-    (key, chain): (&PrivateKey, Vec<CertificateDer<'static>>),
+    (key, chain): (PrivateKeyDer<'static>, Vec<CertificateDer<'static>>),
     trust: Trust,
     clock: &Arc<dyn Clock>,
 ) -> Result<Arc<ServerConfig>, IdentityError> {
@@ -290,7 +290,7 @@ pub(crate) fn of_host(
     let verifier = Verifier { trust, clock, expected: None, with_joining: true, federation, named };
     let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(IdentityError::crypto)?.with_client_cert_verifier(Arc::new(verifier));
-    config.with_single_cert(chain, key.rustls()).map(Arc::new).map_err(IdentityError::crypto)
+    config.with_single_cert(chain, key).map(Arc::new).map_err(IdentityError::crypto)
 }
 
 /// Returns the configuration of a client without a certificate that joins with a token. The server sends its root,

@@ -2,10 +2,13 @@
 
 use std::{fs, process::Command};
 
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
+use base64::{
+    Engine as _,
+    prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD as BASE64},
+};
 use fairmesh_identity::{Clock as _, SystemClock};
 use fairmesh_test_support::free_port;
-use rcgen::{KeyPair, PKCS_ED25519, SigningKey as _};
+use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, SigningKey as _};
 use serde_json::{Value, json};
 use tokio_rustls::rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned,
@@ -362,6 +365,31 @@ fn control_plane_pages_accept_tokens_only_over_tls() {
     assert!(secured(page).ends_with("ok\n"));
 }
 
+#[test]
+fn control_plane_pages_show_given_certificate_in_place_of_one_of_the_mesh() {
+    let mut mesh = Mesh::empty();
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let given = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let write = |name: &str, label: &str, der: &[u8]| {
+        let base64 = BASE64_STANDARD.encode(der);
+        mesh.file(name, &format!("-----BEGIN {label}-----\n{base64}\n-----END {label}-----\n"))
+    };
+    let certificate = write("pages.pem", "CERTIFICATE", given.der());
+    let key_file = write("pages.key", "PRIVATE KEY", key.serialized_der());
+    let arguments = ["--trust-domain", "prod", "--admin-tls-cert", &certificate, "--admin-tls-key"];
+    mesh.arguments = arguments.map(String::from).to_vec();
+    mesh.arguments.push(certificate.clone());
+    let refused = mesh.control_command().output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains("pages.pem: "), "a file without a key: {said}");
+    mesh.arguments.pop();
+    mesh.arguments.push(key_file);
+    mesh.start_control();
+    let page = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let address = http_address(&mesh);
+    assert!(trusting(given.der().clone(), &address, page).ends_with("ok\n"));
+}
+
 /// HTTP address of the control plane, from its log.
 pub(crate) fn http_address(mesh: &Mesh) -> String {
     let log = mesh.control_log();
@@ -380,8 +408,13 @@ fn exchange(stream: &mut (impl std::io::Read + std::io::Write), request: &str) -
 /// Makes a request over TLS to a server that must prove `localhost` by the mesh's roots.
 pub(crate) fn over_tls(mesh: &Mesh, address: &str, request: &str) -> String {
     let pem = fs::read(mesh.path("data/ca/bundle.pem")).unwrap();
+    trusting(CertificateDer::from_pem_slice(&pem).unwrap(), address, request)
+}
+
+/// Makes a request over TLS to a server that must prove `localhost` by this root.
+fn trusting(root: CertificateDer<'_>, address: &str, request: &str) -> String {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(&pem).unwrap()).unwrap();
+    roots.add(root.into_owned()).unwrap();
     let config = ClientConfig::builder_with_provider(default_provider().into());
     let config = config.with_safe_default_protocol_versions().unwrap();
     let config = config.with_root_certificates(roots).with_no_client_auth();

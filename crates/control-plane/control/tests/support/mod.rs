@@ -33,6 +33,7 @@ pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
         http: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         traces: None,
         http_names: Vec::new(),
+        http_certificate: None,
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
         gateway_launcher: None,

@@ -5579,7 +5579,7 @@ pub struct DeniedCalls {
     /// HTTP method of the calls, or OTHER; empty: connections whose requests are not parsed.
     #[prost(string, tag = "6")]
     pub method: ::prost::alloc::string::String,
-    /// Path of the calls, in which segments that may be ids are *, or (other) beyond the number that a server
+    /// Path of the calls, in which segments that may be ids are \*, or (other) beyond the number that a server
     /// distinguishes; empty as the method is.
     #[prost(string, tag = "7")]
     pub path: ::prost::alloc::string::String,

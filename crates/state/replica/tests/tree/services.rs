@@ -30,6 +30,7 @@ impl Root {
             http: Some(([127, 0, 0, 1], 0).into()),
             traces: None,
             http_names: Vec::new(),
+            http_certificate: None,
             sources: Vec::new(),
             shadow_controllers: Vec::new(),
             gateway_launcher: None,
