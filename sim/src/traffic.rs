@@ -30,7 +30,7 @@ pub(crate) use reports::{Counters, RegionReport};
 pub use summary::{Round, TrafficReport};
 
 /// Minimum interval between plans in nanoseconds, as in production.
-const MIN_INTERVAL: u64 = 1_000_000_000;
+const MIN_INTERVAL: u64 = 500_000_000;
 
 /// A region's report in transit.
 #[derive(Debug)]

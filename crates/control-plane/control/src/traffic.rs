@@ -2,7 +2,7 @@
 //!
 //! [`PlannerController`] feeds the planners of `fairmesh-planner` and writes what they ask for. Records reach them by an index
 //! that each commit updates, reports as sums. At most once a second, each service with a planner whose facts have changed is
-//! planned anew, and its tables are written in one batch. Input that is missing, stale or absurd leaves the tables as they
+//! planned anew, and its tables are written in one batch; services whose calls grow or whose endpoints change do not wait for that second. Input that is missing, stale or absurd leaves the tables as they
 //! are. No call ever waits for this: without it, tables lose their force by and by, and routers decide by rings.
 //!
 //! The planner publishes a snapshot of its plans after each round. [`DrainController`], operators and metrics read that, so
@@ -44,8 +44,8 @@ use published_value::Published;
 pub(crate) use service::TrafficService;
 use what_if::WhatIfs;
 
-/// The shortest time between the begins of two rounds.
-const ROUND_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between the begins of two rounds. Most services are planned in every other round.
+const ROUND_INTERVAL: Duration = Duration::from_millis(500);
 /// The longest pause after a failed round: reports are void after seconds, and tables have to be confirmed.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 

@@ -122,4 +122,9 @@ impl ServiceFacts {
     pub fn power_in(&self, region: &Region) -> f64 {
         self.endpoints.get(region).map_or(0.0, RegionEndpoints::power)
     }
+
+    /// Power of all serving endpoints.
+    pub fn power(&self) -> f64 {
+        self.endpoints.values().map(RegionEndpoints::power).sum()
+    }
 }

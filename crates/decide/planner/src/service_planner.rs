@@ -30,6 +30,12 @@ use crate::{
 
 /// A service is planned anew after this time though none of its facts has changed: reports that stop are a change as well.
 const QUIET_INTERVAL_MS: u64 = 5_000;
+/// A service is planned at most once in this time, twice the shortest time between rounds less what these swing by: reports come once a
+/// second, and two of their sums within one have most of their calls in common.
+const USUAL_INTERVAL_MS: u64 = 900;
+/// Calls of a region that have grown by so much, and by so many per second, do not wait for that.
+const GROWTH: f64 = 1.1;
+const MIN_GROWTH: f64 = 10.0;
 /// The reason of a refusal within [`MAX_START_MS`].
 const STARTING: &str = "starting";
 /// The most changes that are remembered, and how many of them of callers in each region at least.
@@ -54,6 +60,9 @@ struct Seen {
     topology: u64,
     at_ms: u64,
     is_moving: bool,
+    /// When the sum of reports was formed, and the power of the endpoints.
+    reports_at_ms: u64,
+    power: f64,
 }
 
 /// A round that has its plan by rings, and not yet the verdict of the optimizer.
@@ -151,15 +160,33 @@ impl ServicePlanner {
     }
 
     /// Whether there is anything to plan: facts have changed since the last round, it has moved calls and may move more, tables
-    /// are to be confirmed, or it was made long ago.
+    /// are to be confirmed, or it was made long ago. Within [`USUAL_INTERVAL_MS`], only what cannot wait is planned.
     pub fn is_due(&self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> bool {
         let Some(seen) = self.seen else { return true };
         let has_changed = (seen.facts, seen.topology) != (facts.version, topology.version);
+        let elapsed_ms = now.ms.saturating_sub(seen.at_ms);
+        if elapsed_ms < USUAL_INTERVAL_MS {
+            // While reports arrive, a later round plans what other records ask for.
+            let is_of_records =
+                seen.topology != topology.version || seen.reports_at_ms == facts.reports.at_ms;
+            let is_other_power = (seen.power - facts.power()).abs() > f64::EPSILON;
+            return has_changed && (is_of_records || is_other_power || self.has_grown(facts));
+        }
         let confirms = facts.traffic.mode == TrafficMode::Active && self.refused.is_none();
         has_changed
             || seen.is_moving
-            || now.ms.saturating_sub(seen.at_ms) >= QUIET_INTERVAL_MS
+            || elapsed_ms >= QUIET_INTERVAL_MS
             || (confirms && self.is_any_confirmation_due(now))
+    }
+
+    /// Whether callers of a region make more calls than the last round knew of, by more than noise and reports of a part of them make.
+    fn has_grown(&self, facts: &ServiceFacts) -> bool {
+        self.known.iter().any(|(region, known)| {
+            let Some((_, before)) = &known.callers else { return false };
+            let sum = |rates: &CallerRates| rates.offered.iter().sum::<f64>();
+            let (now, before) = (facts.callers_in(region).map_or(0.0, |rates| sum(&rates)), sum(before));
+            now > (before * GROWTH).max(before + MIN_GROWTH)
+        })
     }
 
     /// Plans, and returns the tables to be written, all in one batch.
@@ -203,6 +230,8 @@ impl ServicePlanner {
             topology,
             at_ms: now.ms,
             is_moving: has_changed || is_starting || !writes.is_empty(),
+            reports_at_ms: facts.reports.at_ms,
+            power: facts.power(),
         });
         writes
     }

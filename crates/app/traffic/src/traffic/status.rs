@@ -126,6 +126,9 @@ fn text(service: &v1::ServiceTraffic) -> String {
             "\n{rate:.1} calls/s to {name} are of callers that do not report: no table moves them\n"
         ));
     }
+    for region in service.regions.iter().filter(|region| !region.doubt.is_empty()) {
+        text.push_str(&format!("\nthe capacity of {} is doubted: {}\n", region.region, region.doubt));
+    }
     text.push_str(&zones(service));
     if let Some(tables) = service.optimized.as_ref().and_then(|plan| adjustments::tables(plan, None)) {
         let _ = write!(text, "\n{tables}");
@@ -250,6 +253,7 @@ fn item(service: &v1::ServiceTraffic) -> Value {
             "serversAgoMs": region.servers_ago_ms,
             "callersAgoMs": region.callers_ago_ms,
             "zones": region.zones.iter().map(zone_item).collect::<Vec<_>>(),
+            "doubt": (!region.doubt.is_empty()).then_some(&region.doubt),
             "zoneRefusal": (!region.zone_refusal.is_empty()).then_some(&region.zone_refusal),
         })
     };

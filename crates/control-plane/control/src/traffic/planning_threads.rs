@@ -33,7 +33,30 @@ impl Workers for PlanningThreads {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::{Barrier, mpsc},
+        time::Duration,
+    };
+
     use super::*;
+
+    #[test]
+    fn planning_threads_work_on_items_at_the_same_time() {
+        let (done, finished) = mpsc::channel();
+        // A thread of its own, since threads that work one after the other would wait for ever.
+        thread::spawn(move || {
+            let (threads, mut items) = (3, [0; 3 * LEAST_ITEMS]);
+            items.iter_mut().step_by(LEAST_ITEMS).for_each(|first| *first = 1);
+            let meeting = Barrier::new(threads);
+            PlanningThreads(threads).each(&mut items, |item| {
+                if *item == 1 {
+                    meeting.wait();
+                }
+            });
+            done.send(()).unwrap();
+        });
+        finished.recv_timeout(Duration::from_secs(10)).unwrap();
+    }
 
     #[test]
     fn planning_threads_process_each_item_once_at_any_thread_count() {

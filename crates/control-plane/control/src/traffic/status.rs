@@ -72,6 +72,7 @@ fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v
             zones: if facts.zone_first { zones(planner, region) } else { Vec::new() },
             zone_refusal: zone_refusal.unwrap_or_default(),
             unreported: planner.state.unreported(position),
+            doubt: planner.state.doubt(position).map(|doubt| doubt.to_string()).unwrap_or_default(),
         }
     };
     planner.regions.iter().enumerate().map(region).collect()

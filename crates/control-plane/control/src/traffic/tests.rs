@@ -76,7 +76,13 @@ impl World {
 
     /// Calls and load of a service in both regions, all of them local.
     fn report(&self, service: &ServiceName, calls: [u64; 2]) {
-        for (reporter, (at, calls)) in (0..).zip(REGIONS.into_iter().zip(calls)) {
+        self.report_refused(service, calls, [0; 2]);
+    }
+
+    /// The same where servers refuse so many of the calls.
+    fn report_refused(&self, service: &ServiceName, calls: [u64; 2], refused: [u64; 2]) {
+        let counts = calls.into_iter().zip(refused);
+        for (reporter, (at, (calls, refused))) in (0..).zip(REGIONS.into_iter().zip(counts)) {
             let path = CallPath {
                 service: service.clone(),
                 from: region(at),
@@ -92,6 +98,7 @@ impl World {
                 counting: 1,
                 measured: 1,
                 received: calls,
+                refused,
                 cpu_millicores: calls / 100,
                 limit_millicores: 1_000,
                 ..ServerRates::default()
@@ -144,6 +151,23 @@ async fn planner_writes_tables_only_if_records_it_read_are_unchanged() {
     round(&mut world.planner, &world.node).await;
     let plans = world.planning.plans.read();
     assert!(plans.by_service[&cart].confirmed_at_ms.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_shows_doubt_about_region_until_its_reports_fit_again() {
+    let mut world = World::start().await;
+    let cart = name("shop/cart");
+    world.serve(&cart);
+    for (refused, is_doubted) in [(0, false), (10_000, true), (0, false)] {
+        for _ in 0..100 {
+            world.report_refused(&cart, [20_000; 2], [refused, 0]);
+            round(&mut world.planner, &world.node).await;
+            advance(Duration::from_secs(1)).await;
+        }
+        let regions = world.planning.status(&cart).unwrap().regions;
+        let doubts: Vec<_> = regions.iter().map(|region| !region.doubt.is_empty()).collect();
+        assert_eq!(doubts, [is_doubted, false], "{regions:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

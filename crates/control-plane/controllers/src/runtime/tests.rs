@@ -1,6 +1,7 @@
 use std::sync::{
     Mutex,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+    mpsc,
 };
 
 use fairmesh_model::{Prefix, Revision, StoreId};
@@ -495,4 +496,50 @@ async fn controller_status_shows_refusals_with_their_reasons() {
     let last = rig.status("copier").last.unwrap();
     let refusal = Refusal { subject: "x".into(), reason: "the value is bad".into() };
     assert_eq!((last.refused, last.refused_total, last.problem), (vec![refusal], 1, None));
+}
+
+/// A controller whose decision waits for another task.
+#[derive(Clone, Debug)]
+struct Thinker {
+    begun: Arc<Notify>,
+    awaited: Arc<Mutex<mpsc::Receiver<()>>>,
+    /// Whether the other task ran meanwhile.
+    has_met: tokio::sync::mpsc::UnboundedSender<bool>,
+}
+
+impl Controller for Thinker {
+    const NAME: &'static str = "thinker";
+    type Facts = ();
+    type Effect = std::convert::Infallible;
+
+    fn triggers(&self) -> Triggers {
+        Triggers::default()
+    }
+
+    async fn read_facts(&mut self, _: &Node, _: Wake) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    fn reconcile(&mut self, (): (), _: Now) -> Decision<Self::Effect> {
+        self.begun.notify_one();
+        let met = self.awaited.lock().unwrap().recv_timeout(10 * SECOND);
+        self.has_met.send(met.is_ok()).unwrap();
+        Decision::default()
+    }
+
+    async fn apply(&mut self, effect: Self::Effect) -> Result<(), BoxError> {
+        match effect {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn other_tasks_of_only_thread_run_while_controller_decides() {
+    let rig = Rig::new(None, &[]);
+    let (sender, awaited) = mpsc::channel();
+    let (has_met, mut met) = tokio::sync::mpsc::unbounded_channel();
+    let begun = Arc::new(Notify::new());
+    rig.run(Thinker { begun: Arc::clone(&begun), awaited: Arc::new(Mutex::new(awaited)), has_met });
+    begun.notified().await;
+    tokio::spawn(async move { sender.send(()).unwrap() });
+    assert_eq!(met.recv().await, Some(true), "the decision ends before the other task runs");
 }

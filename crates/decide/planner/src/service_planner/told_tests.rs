@@ -71,6 +71,31 @@ fn missing_load_metric_is_named_and_not_replaced_by_cpu() {
 }
 
 #[test]
+fn planning_round_within_second_is_due_only_on_growth_and_records() {
+    let (topology, facts) = (TopologyFacts::default(), facts());
+    let (planner, now) = planner(&facts);
+    let later = |ms| Now { ms: now.ms + ms, ..now };
+    // The last round had the reports of its own time.
+    let with = |calls: u64, change: &dyn Fn(&mut ServiceFacts)| {
+        let mut facts = ServiceFacts { version: facts.version + 1, ..facts.clone() };
+        facts.reports.at_ms = now.ms + 500;
+        facts.reports.calls[0].1.offered = calls;
+        change(&mut facts);
+        facts
+    };
+    let reported = with(105_000, &|_| ());
+    assert!(!planner.is_due(&reported, &topology, later(500)), "five percent more calls");
+    assert!(planner.is_due(&reported, &topology, later(USUAL_INTERVAL_MS)));
+    assert!(planner.is_due(&with(150_000, &|_| ()), &topology, later(500)), "half as many calls again");
+    let lost = with(100_000, &|facts| facts.endpoints.clear());
+    assert!(planner.is_due(&lost, &topology, later(500)), "no endpoint is left");
+    let edited = with(100_000, &|facts| facts.reports.at_ms = now.ms);
+    assert!(planner.is_due(&edited, &topology, later(500)), "only records have changed");
+    let farther = TopologyFacts { version: 1, ..TopologyFacts::default() };
+    assert!(planner.is_due(&reported, &farther, later(500)));
+}
+
+#[test]
 fn planning_round_is_due_on_changed_facts_moving_calls_and_timeout() {
     let topology = TopologyFacts::default();
     let mut facts = facts();

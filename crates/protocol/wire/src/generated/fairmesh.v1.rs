@@ -10881,6 +10881,9 @@ pub struct RegionTraffic {
     /// Calls per second that arrive but that no caller reports. They are included in plans, but cannot be moved.
     #[prost(double, tag = "12")]
     pub unreported: f64,
+    /// Why the capacity that the region's reports imply is doubted; empty: it is not.
+    #[prost(string, tag = "13")]
+    pub doubt: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ZoneTraffic {

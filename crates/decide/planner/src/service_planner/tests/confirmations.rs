@@ -75,6 +75,28 @@ fn table_confirmations_are_spread_over_time_also_after_takeover() {
 }
 
 #[test]
+fn confirmations_of_tables_that_begin_to_drop_together_are_spread() {
+    let mut planners: Vec<_> = (0..40)
+        .map(|number| {
+            let planner = ServicePlanner::of(&ServiceName::new(format!("shop/s{number}")).unwrap());
+            let mut world = World { planner, ..World::new() };
+            world.seconds(10);
+            world.offered = [1_200.0, 900.0];
+            world.seconds(60);
+            world
+        })
+        .collect();
+    assert!(planners.iter().all(|world| world.planner.state.tables().drops()));
+    let second = |world: &mut World| {
+        world.report();
+        world.second().len()
+    };
+    let written: Vec<usize> = (0..40).map(|_| planners.iter_mut().map(second).sum()).collect();
+    assert!(written.iter().sum::<usize>() >= 80, "each service twice in 40 s: {written:?}");
+    assert!(written.iter().all(|records| *records <= 16), "a tenth of 160: {written:?}");
+}
+
+#[test]
 fn shadow_mode_writes_no_tables_and_hold_mode_changes_none() {
     let mut world = World::started();
     world.facts.traffic.mode = TrafficMode::Hold;
