@@ -5,6 +5,7 @@ mod machine_probes;
 
 use std::{
     collections::BTreeSet,
+    mem,
     net::{SocketAddr, SocketAddrV4},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -61,6 +62,8 @@ struct State {
     table: BucketTable,
     /// Replicas whose machines are unreachable, one bit for each position in the table.
     unreachable: u64,
+    /// Whether this process accepts connections: before, the redirector is that of a predecessor.
+    is_serving: bool,
     is_attached: bool,
 }
 
@@ -83,6 +86,7 @@ impl SharedAddress {
             probes: MachineProbes::open().map_err(EntryError::Probes)?,
             table: BucketTable::new(&BTreeSet::new()),
             unreachable: 0,
+            is_serving: false,
             is_attached: false,
         };
         Ok(Self { address: config.address, own, state: Mutex::new(state) })
@@ -92,14 +96,11 @@ impl SharedAddress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches the redirector, in place of that of a predecessor.
-    pub(crate) fn attach(&self) -> Result<(), EntryError> {
+    /// Attaches the redirector once it has a table, in place of that of a predecessor or of a process that crashed.
+    pub(crate) fn serve(&self) {
         let mut state = self.state();
-        if !state.is_attached {
-            state.redirector.attach()?;
-            state.is_attached = true;
-        }
-        Ok(())
+        state.is_serving = true;
+        state.attach();
     }
 
     /// Follows the record of the backend until the handle is dropped.
@@ -138,13 +139,15 @@ impl SharedAddress {
             );
         }
         let mut state = self.state();
-        state.table = BucketTable::new(&known);
+        let earlier = mem::replace(&mut state.table, BucketTable::new(&known));
         let machines = known.iter().filter(|replica| SocketAddr::V4(**replica) != self.own);
         state.probes.set_machines(machines.map(|replica| *replica.ip()).collect());
         state.unreachable = state.judged();
         if let Err(error) = state.publish(self.own) {
-            tracing::error!(%error, "the table of --entry stays as it was");
+            state.table = earlier;
+            return tracing::error!(%error, "the table of --entry stays as it was");
         }
+        state.attach();
         if state.own(self.own).is_none() {
             tracing::warn!(listen = %self.own, "the record of the backend lacks --listen of this gateway: it gets no new connections to --entry");
         }
@@ -167,7 +170,9 @@ impl SharedAddress {
 
     /// Detaches the redirector. Packets of the router are this machine's own from now on.
     pub(crate) fn detach(&self) -> Result<(), EntryError> {
-        Ok(self.state().redirector.detach()?)
+        let mut state = self.state();
+        state.is_serving = false;
+        Ok(state.redirector.detach()?)
     }
 
     /// The present state, for reports and metrics.
@@ -200,6 +205,8 @@ impl SharedAddress {
         registry.gauges("entry_share_ratio", help, [([("address", self.address.to_string().into())], share)]);
         let help = "Replicas of the backend whose machines do not answer";
         registry.gauge("entry_unreachable_replicas", help, unreachable.len() as u64);
+        let help = "1 if the redirector of --entry is attached";
+        registry.gauge("entry_attached", help, u64::from(self.state().is_attached));
     }
 }
 
@@ -208,6 +215,19 @@ impl State {
         match own {
             SocketAddr::V4(own) => self.table.position(own),
             SocketAddr::V6(_) => None,
+        }
+    }
+
+    /// Attaches the redirector if this process serves and knows the replicas. Without a table, an earlier redirector is better than this one.
+    fn attach(&mut self) {
+        if self.is_attached || !self.is_serving || self.table.replicas().is_empty() {
+            return;
+        }
+        match self.redirector.attach() {
+            Ok(()) => self.is_attached = true,
+            Err(error) => {
+                tracing::error!(%error, "the redirector of --entry is not attached: packets of other replicas' connections are reset here");
+            }
         }
     }
 

@@ -140,7 +140,9 @@ impl Gateway {
             requests: config.tenant_requests,
             tenants: config.tenants,
         });
-        let entry = load_entry(config, is_first)?;
+        let entry =
+            config.entry.as_ref().map(|entry| SharedAddress::load(entry, config.listen)).transpose()?;
+        let entry = entry.map(Arc::new);
         let reporter = LoadReporter::new(config.listen, config.backend.clone(), config.cores, is_first);
         let reporter = reporter.map(|reporter| reporter.with_entry(entry.clone()));
         let connections = Connections {
@@ -179,13 +181,6 @@ impl Gateway {
         }
     }
 
-    /// Puts the redirector in the place of a predecessor's.
-    fn attach_entry(&self) {
-        if let Some(Err(error)) = self.entry.as_ref().map(|(entry, _)| entry.attach()) {
-            tracing::error!(%error, "the redirector of --entry is still that of the process before, with the table of now");
-        }
-    }
-
     /// Detaches the redirector, unless a successor has replaced it.
     fn detach_entry(&self, ended: Ended) {
         let Some((entry, following)) = &self.entry else { return };
@@ -209,7 +204,7 @@ impl Gateway {
             ready_within: limits.handover_timeout,
         };
         let accept = |listeners: Vec<TcpListener>, accepting: &TaskTracker| {
-            self.attach_entry();
+            self.entry.iter().for_each(|(entry, _)| entry.serve());
             listeners.into_iter().for_each(|listener| drop(accepting.spawn(self.accept(listener))));
             self.is_ready.store(true, Relaxed);
         };
@@ -247,16 +242,6 @@ impl Gateway {
             server.accept(&listener, &tasks, serve).await;
         }
     }
-}
-
-/// The address that the replicas of the backend share. Its redirector is attached at once unless a predecessor has one.
-fn load_entry(config: &GatewayConfig, is_first: bool) -> Result<Option<Arc<SharedAddress>>, EntryError> {
-    let Some(entry) = &config.entry else { return Ok(None) };
-    let entry = SharedAddress::load(entry, config.listen)?;
-    if is_first {
-        entry.attach()?;
-    }
-    Ok(Some(Arc::new(entry)))
 }
 
 /// Applies quotas as they change, until the gateway ends.
