@@ -32,9 +32,12 @@ use crate::kernel::{
 /// unanswered requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Time limit for passing the listener of a container to a successor, and interval of the attempts. A proxy without a successor
-/// waits for so long too, if its listener is still open.
+/// Time limit for the registration of a successor. A proxy without a successor waits for so long too, if its listener is still
+/// open.
 const SUCCESSOR_TIMEOUT: Duration = Duration::from_millis(300);
+/// Time limit for passing the listener of a container to a successor that has registered, and interval of the attempts. The
+/// connections of the container are refused if the listener is closed before.
+const PASS_TIMEOUT: Duration = Duration::from_secs(3);
 const SUCCESSOR_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Time limit for recording the kernel's last calls when the proxy stops.
@@ -147,16 +150,19 @@ impl Attachment {
 
     /// Passes the listener of a container to this proxy's successor, if there is one. It may not have registered yet.
     pub(crate) async fn pass_on(pins: &Path, container: &ContainerListener) {
-        let began = Instant::now();
-        while began.elapsed() < SUCCESSOR_TIMEOUT {
+        let (began, mut limit) = (Instant::now(), SUCCESSOR_TIMEOUT);
+        while began.elapsed() < limit {
             match listening(pins).filter(|listening| listening.proxy != process::id()) {
-                Some(successor) => match container.pass_on(&successor).await {
-                    Ok(()) => return,
-                    Err(error) => {
-                        let successor = successor.proxy;
-                        tracing::debug!(%error, successor, "the listener of a container is not passed on yet")
+                Some(successor) => {
+                    limit = PASS_TIMEOUT;
+                    match container.pass_on(&successor).await {
+                        Ok(()) => return,
+                        Err(error) => {
+                            let successor = successor.proxy;
+                            tracing::debug!(%error, successor, "the listener of a container is not passed on yet")
+                        }
                     }
-                },
+                }
                 None if listening(pins).is_none() => return,
                 None => {}
             }

@@ -353,7 +353,7 @@ async fn containers_call_over_ipv6() {
     let _machine = beside_others().await;
     let Some(outside) = Outside::start("six").await else { return };
     let (mut containers, mut followers) = (Vec::new(), Vec::new());
-    for name in ["one", "two"] {
+    for name in ["six1", "six2"] {
         let container = outside.container(name, OVER_IPV6).await;
         let what = ["--container", &container.pid(), "--to", "fd96::/16"];
         followers.push(Follower::start(&outside.attached, &what).await);
