@@ -17,6 +17,7 @@ mod open_minutes;
 mod outliers;
 mod percentile;
 mod report;
+mod report_query;
 mod usage_area;
 mod usage_recorder;
 
@@ -29,5 +30,6 @@ pub use open_minutes::{
 pub use outliers::{Measure, Member, Outlier, outliers};
 pub use percentile::{median, p99};
 pub use report::{Breakdown, CauseView, Figures, ImbalanceReport, Line, OutlierView, ServiceOutlier, View};
+pub use report_query::ReportQuery;
 pub use usage_area::Area;
 pub use usage_recorder::{CounterReading, Moment, UsageRecorder};

@@ -37,9 +37,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::wall_clock::now_ms;
+pub(crate) use fairmesh_imbalance::ReportQuery;
 use history_file::HistoryFile;
 pub(crate) use http::router;
-pub(crate) use query::ReportQuery;
 use report_cache::ReportCache;
 pub(crate) use service::ImbalanceService;
 use trusted_clock::{TrustedClock, TrustedTime};

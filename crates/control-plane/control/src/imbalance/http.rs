@@ -10,7 +10,7 @@ use axum::{
 use fairmesh_model::Invalid;
 use serde::{Deserialize, Serialize};
 
-use super::{Imbalance, query::ReportQuery};
+use super::{Imbalance, ReportQuery};
 
 /// Query parameters.
 #[derive(Debug, Default, Deserialize)]

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use fairmesh_imbalance::ImbalanceReport;
 use tokio::{runtime::Handle, sync::Mutex, task::spawn_blocking, time::Instant};
 
-use super::{Imbalance, newest_complete, query::ReportQuery};
+use super::{Imbalance, ReportQuery, newest_complete};
 
 /// Validity of a cached report.
 const MAX_REPORT_AGE: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@ use fairmesh_model::Invalid;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance as Service, signals_server::Signals as _};
 use tonic::{Request, Response, Status};
 
-use super::{Imbalance, convert, query::ReportQuery};
+use super::{Imbalance, ReportQuery, convert};
 use crate::reports::SignalsService;
 
 /// The gRPC service `Imbalance`.

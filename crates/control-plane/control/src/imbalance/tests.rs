@@ -3,7 +3,7 @@ use std::fs;
 use fairmesh_imbalance::{Area, Breakdown, Dimension, Tier};
 use fairmesh_model::{HostType, InstanceId, Location, Region, ServiceName};
 
-use super::{query::ReportQuery, *};
+use super::*;
 
 /// A minute within an hour and a day, so that both include more than the recorded minutes.
 const START: Minute = Minute(28_000_000);
