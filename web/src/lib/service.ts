@@ -93,6 +93,16 @@ export function parts(rate: Series, some: Series): Series {
   return rate.map((all, at) => (all ? (some[at] ?? 0) / all : null));
 }
 
+/** States of endpoints that nobody chose. */
+export const LOST: ReadonlySet<string> = new Set(["lost", "unhealthy", "refused"]);
+
+/** Endpoints in the order of their list: those that do not serve first, of each kind by region and name. */
+export function listed(endpoints: Endpoint[]): Endpoint[] {
+  const rank = ({ state }: Endpoint) => (state === "serving" ? 2 : LOST.has(state) ? 0 : 1);
+  const byText = (one: string, other: string) => one.localeCompare(other, "en", { numeric: true });
+  return [...endpoints].sort((one, other) => rank(one) - rank(other) || byText(one.region, other.region) || byText(one.instance, other.instance));
+}
+
 /** What is due to endpoints: while this is another, received shares are of earlier values. */
 export function dueKey(endpoints: Endpoint[]): string {
   return endpoints.map((one) => `${one.instance} ${one.region} ${one.state} ${one.power}`).sort().join("\n");

@@ -95,7 +95,7 @@ const SHOWN: &[Shown] = &[
         "security",
         &[
             ("Open services", "permissive"),
-            ("Denied calls", "No call was refused"),
+            ("Denied calls", "DELETE /items/*"),
             ("Authority", "root"),
             ("Revocations", "shop/old"),
             ("Audit log", "its machine was lost"),
@@ -179,7 +179,7 @@ fn serve(mesh: &Mesh) {
     Runtime::new().unwrap().block_on(reported);
 }
 
-/// Reports calls of the last minutes, of which more and more leave their region.
+/// Reports calls of the last minutes, of which more and more leave their region, and calls that rules refuse.
 fn report_calls(mesh: &Mesh) {
     const STEPS: u64 = 40;
     let pair = |(from, to, calls): (&str, &str, u64)| v1::CountedCalls {
@@ -189,6 +189,14 @@ fn report_calls(mesh: &Mesh) {
         to: to.into(),
         calls,
         ..v1::CountedCalls::default()
+    };
+    let denied = |step: u64| v1::DeniedCalls {
+        service: "shop/cart".into(),
+        caller: "spiffe://test.mesh/shop/ads".into(),
+        method: if step == 0 { "GET" } else { "DELETE" }.into(),
+        path: if step == 0 { "/items" } else { "/items/*" }.into(),
+        count: 1,
+        ..v1::DeniedCalls::default()
     };
     let interval = |step: u64| v1::CountedInterval {
         age_ms: (STEPS - step) * 10_000,
@@ -202,6 +210,7 @@ fn report_calls(mesh: &Mesh) {
         ]
         .map(pair)
         .into(),
+        denied: vec![denied(step)],
         ..v1::CountedInterval::default()
     };
     let counts = v1::CountReport {
