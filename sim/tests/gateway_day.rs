@@ -183,6 +183,7 @@ impl Day {
         let sum = |of: fn(&ServiceCounts) -> u64| services.values().map(of).sum::<u64>();
         let connections = sum(|one| one.connections);
         let report = Report {
+            entry: None,
             address: ([10, 0, 0, 1], backend as u16 + 1).into(),
             backend: Some(Label::new(format!("gw-{backend}")).unwrap()),
             span: Duration::from_secs(STEP_S),
