@@ -16,6 +16,7 @@ use fairmesh_rib::{
     disk_cache::SavedCopy,
     follower::{FollowerHandle, Freshness, Sink},
 };
+use fairmesh_wire::LogLimiter;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
@@ -62,7 +63,11 @@ impl Sink for UpstreamSink {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::info!(%prefix, reason, "upstream refused the subscription");
+        // Programs name the prefixes.
+        static REFUSED: LogLimiter = LogLimiter::new();
+        if let Some(suppressed) = REFUSED.next() {
+            tracing::info!(%prefix, reason, suppressed, "upstream refused the subscription");
+        }
         self.shared.subscriptions().set(prefix, Freshness::Refused(reason.to_owned()));
         // The progress mark on disk covers all copies, but this one is no longer current.
         self.shared.disk.jobs().remove(prefix);

@@ -178,12 +178,25 @@ const METADATA: [IpAddr; 2] = [
 ///
 /// Loopback addresses are not included.
 pub fn is_of_link(ip: IpAddr) -> bool {
-    let ip = ip.to_canonical();
+    let ip = embedded_ipv4(ip).map_or_else(|| ip.to_canonical(), IpAddr::V4);
     let is_link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
     is_link_local || METADATA.contains(&ip)
+}
+
+/// The IPv4 address to which a gateway would translate an IPv6 address: NAT64 (RFC 6052), 6to4 (RFC 3056), and
+/// IPv4-compatible addresses (RFC 4291 2.5.5.1).
+fn embedded_ipv4(ip: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(ip) = ip else { return None };
+    let of_halves = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
+    match ip.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(of_halves(high, low)),
+        [0, 0, 0, 0, 0, 0, high, low] if high != 0 => Some(of_halves(high, low)),
+        [0x2002, high, low, ..] => Some(of_halves(high, low)),
+        _ => None,
+    }
 }
 
 /// Refuses addresses that every machine uses for its own services, since a caller would reach its own machine.
@@ -259,6 +272,9 @@ mod tests {
             "169.254.169.254:80",
             "169.254.0.1:80",
             "[::ffff:169.254.169.254]:80",
+            "[::169.254.169.254]:80",
+            "[64:ff9b::a9fe:a9fe]:80",
+            "[2002:a9fe:a9fe::1]:80",
             "[fe80::1]:80",
             "[fd00:ec2::254]:80",
             "100.100.100.200:80",

@@ -114,7 +114,7 @@ impl AuthorizationTable {
         let is_plain = is_plain(path);
         self.by_rules(request.caller, |rule| {
             matches_caller(rule, request.caller)
-                && (rule.methods.is_empty() || rule.methods.iter().any(|method| method == request.method))
+                && matches_method(rule, request.method)
                 && matches_path(rule, path, is_plain)
                 && conditions::hold(rule, &request.attributes)
         })
@@ -238,6 +238,17 @@ impl fmt::Display for AuthorizationDecision<'_> {
             DecisionReason::Default => write!(f, "{verb}: the default of the mesh, since no rule decides"),
         }
     }
+}
+
+/// Whether a rule covers a method. Methods differ by case (RFC 9110 9.1), but servers exist that take `delete` for
+/// `DELETE`: a rule that denies covers both, as for paths.
+fn matches_method(rule: &AuthorizationRule, method: &str) -> bool {
+    let mut methods = rule.methods.iter();
+    let covers = |named: &String| match rule.denies {
+        true => named.eq_ignore_ascii_case(method),
+        false => named == method,
+    };
+    rule.methods.is_empty() || methods.any(covers)
 }
 
 fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {

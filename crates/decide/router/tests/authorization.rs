@@ -235,6 +235,19 @@ fn rules() -> Vec<Value> {
         [null, "GET", "/"],
         [WEB, "GET", "/x/../admin"],
     ]);
+    let methods = policy(&json!({"rules": [
+        {"name": "reads", "methods": ["GET"]},
+        {"name": "bank", "from": ["bank/*"]},
+        {"name": "no-deletes", "action": "deny", "methods": ["DELETE"]},
+    ]}));
+    let methods_called = json!([
+        [WEB, "GET", "/"],
+        [WEB, "get", "/"],
+        [BANK, "PATCH", "/"],
+        [BANK, "DELETE", "/"],
+        [BANK, "delete", "/"],
+        [BANK, "Delete", "/"],
+    ]);
     let only_denied = policy(&json!({"rules": [{"name": "no-bank", "action": "deny", "from": ["bank/*"]}]}));
     let two = json!([[WEB, "GET", "/"], [BANK, "GET", "/"]]);
     let anyone = policy(&json!({"rules": [{"name": "anyone", "paths": [{"prefix": "/"}]}]}));
@@ -242,6 +255,7 @@ fn rules() -> Vec<Value> {
     vec![
         case("allow", &frontends, &calls),
         case("allow", &denied, &denied_calls),
+        case("allow", &methods, &methods_called),
         case("allow", &only_denied, &two),
         case("deny", &only_denied, &two),
         case("deny", &anyone, &json!([[null, "GET", "/a"], [WEB, "GET", "/a"]])),

@@ -13,7 +13,7 @@ use fairmesh_rib::{
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::{
-    record_encoding,
+    LogLimiter, record_encoding,
     transport::{Address, Transport},
 };
 use tokio::{
@@ -230,7 +230,10 @@ impl Sink for DirectorySink {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::info!(%prefix, reason, "the services of a tenant cannot be read: queries for them fail until they can");
+        static REFUSED: LogLimiter = LogLimiter::new();
+        if let Some(suppressed) = REFUSED.next() {
+            tracing::info!(%prefix, reason, suppressed, "the services of a tenant cannot be read: queries for them fail until they can");
+        }
         self.0.set_state(prefix, TenantState::Refused);
     }
 }

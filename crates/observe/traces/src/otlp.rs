@@ -103,9 +103,11 @@ fn number(attributes: &[KeyValue], key: &str) -> Option<i64> {
     }
 }
 
-/// Makes a text from an untrusted process safe for a terminal or a page.
+/// Makes a text from an untrusted process safe for a terminal or a page. Characters that a reader does not see, such as
+/// spaces of no width, would let a name look like that of another service.
 fn shown(text: &str) -> String {
-    text.chars().filter(|character| !character.is_control()).take(MAX_TEXT).collect()
+    let visible = |one: &char| one.is_ascii_graphic() || one.is_alphanumeric() || *one == ' ';
+    text.trim().chars().filter(visible).take(MAX_TEXT).collect()
 }
 
 #[cfg(test)]
@@ -128,7 +130,10 @@ mod tests {
             end_time_unix_nano: 5_000,
             attributes: vec![
                 attribute("fairmesh.service", Value::StringValue("shop/cart".into())),
-                attribute("fairmesh.instance", Value::StringValue("cart-\u{1b}[2J0".into())),
+                attribute(
+                    "fairmesh.instance",
+                    Value::StringValue(" cart-\u{1b}\u{200b}\u{202e}[2J0 ".into()),
+                ),
                 attribute("fairmesh.revision", Value::IntValue(42)),
                 attribute("server.address", Value::StringValue("::1".into())),
                 attribute("server.port", Value::IntValue(80)),

@@ -1,4 +1,4 @@
-use fairmesh_model::{Invalid, MAX_ROOTS, Region};
+use fairmesh_model::{Identity, Invalid, MAX_ROOTS, MeshRole, Region, SpiffePath};
 use fairmesh_wire::{transport::Address, v1};
 
 /// Maximum number of addresses stored per watcher.
@@ -6,7 +6,8 @@ const MAX_ADDRESSES: usize = 8;
 /// Maximum length of a stored version, in characters.
 const MAX_VERSION: usize = 64;
 
-/// Description of a watcher, shown to operators. No decision depends on it.
+/// Description of a watcher. Operators decide by it whether all agents trust a new root, and their commands connect to
+/// the addresses of replicas, so a watcher can only describe itself as what its certificate proves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     /// The kind of process.
@@ -28,6 +29,22 @@ pub enum PeerKind {
     Agent,
     /// A replica.
     Replica,
+}
+
+impl PeerInfo {
+    /// Whether a peer with this identity may be what it describes. Peers without a certificate are processes beside this
+    /// one, or of a mesh without a trust domain, which can tell no process from another.
+    pub(crate) fn may_be_of(&self, identity: &Identity) -> bool {
+        let role = match self.kind {
+            PeerKind::Agent => MeshRole::Agent,
+            PeerKind::Replica => MeshRole::Replica,
+        };
+        match identity {
+            Identity::Anonymous | Identity::Local { .. } => true,
+            Identity::Spiffe(id) => matches!(&id.path, SpiffePath::Mesh(own, _) if *own == role),
+            Identity::Federated(_) => false,
+        }
+    }
 }
 
 impl From<&PeerInfo> for v1::PeerInfo {
@@ -62,7 +79,8 @@ impl TryFrom<v1::PeerInfo> for PeerInfo {
         // An address that cannot be parsed has a newer form, and is of no use here.
         let addresses = message.addresses.iter().take(MAX_ADDRESSES);
         let addresses = addresses.filter_map(|address| address.parse().ok()).collect();
-        let version = message.version.chars().take(MAX_VERSION).collect();
+        // Commands print it in a terminal.
+        let version = message.version.chars().filter(char::is_ascii_graphic).take(MAX_VERSION).collect();
         let roots = message.roots.iter().take(MAX_ROOTS);
         let roots = roots.filter_map(|root| root.as_ref().try_into().ok()).collect();
         Ok(Self {
@@ -90,7 +108,9 @@ mod tests {
         message.addresses = vec!["unix:/x".into(); 1000];
         message.roots = vec![vec![1; 32].into(); 1000];
         message.roots[0] = vec![1].into();
+        message.version = "1.0\u{1b}]0;other\u{7}\r\u{202e}-rc".into();
         let read = PeerInfo::try_from(message).unwrap();
+        assert_eq!(read.version.as_deref(), Some("1.0]0;other-rc"), "without control characters");
         assert_eq!((read.addresses.len(), read.roots.len()), (MAX_ADDRESSES, MAX_ROOTS - 1));
         assert!(PeerInfo::try_from(v1::PeerInfo::default()).is_err());
     }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use fairmesh_identity::{IdentityError, PrivateKey};
 use fairmesh_model::{Identity, Invalid, Label, MeshRole, ProgramFacts, ServiceName, SpiffeId, SpiffePath};
 use fairmesh_wire::{
-    identity_of, program_of,
+    LogLimiter, identity_of, program_of,
     v1::{self, workload_server},
 };
 use tonic::{Code, Request, Response, Status};
@@ -66,7 +66,11 @@ pub(super) fn local_user(peer: &Identity) -> Result<u32, Status> {
 
 fn log_refusal(path: &SpiffePath, refused: &Status) {
     if refused.code() == Code::PermissionDenied {
-        tracing::warn!(%path, problem = refused.message(), "a program is refused a certificate");
+        static REFUSED: LogLimiter = LogLimiter::new();
+        if let Some(suppressed) = REFUSED.next() {
+            let problem = refused.message();
+            tracing::warn!(%path, problem, suppressed, "a program is refused a certificate");
+        }
     }
 }
 

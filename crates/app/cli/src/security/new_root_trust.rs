@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use fairmesh_console::output::timestamp;
 use fairmesh_console::{failure::Failure, rib_reader};
 use fairmesh_identity::{Authority, CertificateInfo, Clock as _, SystemClock, sha256};
-use fairmesh_model::{Prefix, Record, RecordKey, TrustBundle};
+use fairmesh_model::{MeshRole, Prefix, Record, RecordKey, SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
     handshake::Connection,
     record_encoding,
@@ -94,7 +94,13 @@ impl Agents {
             let Some(peer) = watcher.peer.as_ref().filter(|peer| peer.kind() == Kind::Agent) else {
                 continue;
             };
-            let Some(name) = watcher.software.strip_prefix(AGENT) else { continue };
+            let proved = watcher.identity.parse().ok().and_then(|id: SpiffeId| match id.path {
+                SpiffePath::Mesh(MeshRole::Agent, name) => Some(name.to_string()),
+                _ => None,
+            });
+            // Beside the control plane, an agent may connect without its certificate.
+            let stated = || watcher.software.strip_prefix(AGENT).map(str::to_owned);
+            let Some(name) = proved.or_else(stated) else { continue };
             let set = match peer.roots.iter().any(|root| root.as_ref() == newest.as_slice()) {
                 true => &mut agents.trusting,
                 false if peer.roots.is_empty() => &mut agents.silent,

@@ -77,6 +77,8 @@ impl SpanRights for SenderGrants {
     fn may_be(&self, process: &str) -> bool {
         match ServiceName::new(process) {
             Ok(service) => self.grants.may_serve(&service, None),
+            // Names like a service's, in a form that no service has.
+            Err(_) if process.contains('/') => self.grants.admin,
             // Processes of the mesh that are no service, such as a proxy of many programs: only they, agents, and
             // admins. Registrars are none of them.
             Err(_) => {
@@ -87,7 +89,10 @@ impl SpanRights for SenderGrants {
     }
 
     fn may_know(&self, service: &str) -> bool {
-        ServiceName::new(service).map_or(true, |service| self.control.may_view(&self.grants, &service))
+        match ServiceName::new(service) {
+            Ok(service) => self.control.may_view(&self.grants, &service),
+            Err(_) => self.grants.admin || !service.contains('/'),
+        }
     }
 }
 
@@ -124,5 +129,17 @@ mod tests {
             let control = AccessControl::new(Node::replica());
             assert_eq!(SenderGrants { control, grants }.may_be("proxy of web-1"), may, "{who}");
         }
+    }
+
+    #[test]
+    fn agent_states_no_spans_under_names_that_look_like_services() {
+        let agent = Some(Label::new("red-1").unwrap());
+        let machine = Some(Machine { agent, region: None, is_agent: true });
+        let grants = Grants { machine, ..Grants::default() };
+        let agent = SenderGrants { control: AccessControl::new(Node::replica()), grants };
+        for name in ["blue/vault", "Blue/vault", "blue/v\u{430}ult", "blue//vault", "blue/vault."] {
+            assert!(!agent.may_be(name) && !agent.may_know(name), "{name}");
+        }
+        assert!(agent.may_be("fairmesh-proxy") && agent.may_know("db.example"));
     }
 }

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use fairmesh_identity::{IdentityError, sha256};
-use fairmesh_model::Prefix;
-use fairmesh_rib::PeerKind;
+use fairmesh_model::{Identity, Prefix, SpiffeId, SpiffePath};
+use fairmesh_rib::{PeerKind, WatcherInfo};
 use fairmesh_store::write_author::saying;
 use fairmesh_wire::v1;
 use tonic::Status;
@@ -84,7 +84,15 @@ impl IdentityService {
             let peer = watcher.peer.as_ref().filter(|peer| peer.kind == PeerKind::Agent);
             peer.is_some_and(|peer| !peer.roots.is_empty() && !peer.roots.contains(&root))
         });
-        lacking.map(|watcher| watcher.software).collect()
+        lacking.map(|watcher| agent_name(&watcher)).collect()
+    }
+}
+
+/// The name in the agent's certificate: an agent could state that of another one.
+fn agent_name(watcher: &WatcherInfo) -> String {
+    match &watcher.identity {
+        Identity::Spiffe(SpiffeId { path: SpiffePath::Mesh(_, name), .. }) => format!("agent {name}"),
+        _ => watcher.software.clone(),
     }
 }
 

@@ -145,7 +145,7 @@ pub mod watch_request {
         /// Acknowledges that everything up to this cursor is applied, so that decisions from now on use it.
         #[prost(message, tag = "3")]
         Applied(super::Cursor),
-        /// Describes the watcher, for operators. Influences no decision.
+        /// Describes the watcher, for operators. Ignored unless the watcher's certificate, if it has one, is of this kind.
         #[prost(message, tag = "4")]
         PeerInfo(super::PeerInfo),
     }

@@ -334,7 +334,9 @@ impl<B: ServedRib> Session<B> {
             }
             Some(Kind::PeerInfo(info)) => {
                 // A description that cannot be read, from a newer caller, is no reason to refuse service.
-                if let Ok(info) = PeerInfo::try_from(info) {
+                if let Ok(info) = PeerInfo::try_from(info)
+                    && info.may_be_of(&self.caller.identity)
+                {
                     self.watcher.set_peer_info(info);
                 }
                 Ok(())
