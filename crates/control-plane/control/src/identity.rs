@@ -12,7 +12,6 @@ mod root_retirement;
 mod service;
 mod token_issuers;
 mod trust_bundle;
-mod workload_index;
 
 use std::{
     path::PathBuf,
@@ -25,7 +24,10 @@ use fairmesh_identity::{
     Tokens, Trust, Workload,
 };
 use fairmesh_model::{Label, MeshRole, Prefix, SpiffePath, TrustBundle, TrustDomain};
-use fairmesh_rib::{Node, access::AccessControl};
+use fairmesh_rib::{
+    Node,
+    access::{AccessControl, WorkloadIndex},
+};
 use fairmesh_store::Store;
 use fairmesh_wire::{environment::host_name, transport::Transport};
 use tokio::sync::Notify;
@@ -38,7 +40,6 @@ pub(crate) use service::{IdentityService, is_own};
 pub(crate) use token_issuers::TokenIssuerController;
 use trust_bundle::RecordedBundle;
 pub(crate) use trust_bundle::{TrustBundleController, recorded_bundle};
-use workload_index::WorkloadIndex;
 
 use crate::{ControlConfig, ControlError, audit::AuditLog};
 

@@ -8,6 +8,7 @@ mod method_needs;
 mod report_rows;
 mod report_senders;
 pub mod request_needs;
+mod workload_index;
 
 use std::{
     fmt,
@@ -35,6 +36,7 @@ pub use method_needs::{METHODS, Method, MethodAccess};
 pub use report_rows::{CountedRows, RefusedRows, RefusedSubjects, RowSubject, is_refusal};
 pub use report_senders::{incomplete_services, limit_statements};
 pub use request_needs::needs_of_value;
+pub use workload_index::WorkloadIndex;
 
 /// A caller, as authenticated by its connection or by the signature of its call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -12,7 +12,10 @@ use fairmesh_model::{
     Identity, JoinedAgent, Label, MeshRole, ProgramFacts, Record, RecordKey, Region, ServiceName, SpiffeId,
     SpiffePath, Tenant, WorkloadEntry,
 };
-use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
+use fairmesh_rib::{
+    Batch, Node, Op,
+    access::{AccessControl, WorkloadIndex},
+};
 use fairmesh_store::Store;
 use fairmesh_wire::{
     LogLimiter, identity_of, on_behalf_of, record_encoding,
@@ -21,7 +24,7 @@ use fairmesh_wire::{
 use prost::Message as _;
 use tonic::{Request, Response, Status};
 
-use super::{CertificateIssuer, WorkloadIndex, failed, no_domain};
+use super::{CertificateIssuer, failed, no_domain};
 use crate::{audit::AuditLog, store_error::write_error};
 
 /// Maximum age of a signed request, not counting clock skew.

@@ -9,8 +9,9 @@ use std::{
 use fairmesh_model::{
     Label, ProgramFacts, Record, RecordKey, RecordKind, ServiceName, Tenant, WorkloadEntry,
 };
-use fairmesh_rib::Node;
 use fairmesh_wire::record_encoding;
+
+use crate::Node;
 
 /// Maximum number of services per tenant whose identity one program may have, so that each tenant leaves room for
 /// others.
@@ -19,7 +20,7 @@ const MAX_OF_TENANT: usize = 16;
 /// Answers the queries of all agents. Each agent asks every half minute about each program, so an answer reads only
 /// the changes since the last one. Clones share their state.
 #[derive(Clone, Debug)]
-pub(crate) struct WorkloadIndex {
+pub struct WorkloadIndex {
     node: Node,
     cached: Arc<Mutex<Cached>>,
 }
@@ -36,7 +37,8 @@ struct Cached {
 }
 
 impl WorkloadIndex {
-    pub(crate) fn new(node: Node) -> Self {
+    /// Creates the index of a node, which reads no record yet.
+    pub fn new(node: Node) -> Self {
         Self { node, cached: Arc::default() }
     }
 
@@ -44,7 +46,7 @@ impl WorkloadIndex {
     /// each tenant. An empty list of tenants means all tenants. Sorted by the number of conditions on the
     /// program, highest first, then by name, so that an unspecific record does not determine the first
     /// identity.
-    pub(crate) fn select(
+    pub fn select(
         &self,
         (agent, tenants): (&Label, &[Tenant]),
         program: &ProgramFacts,
@@ -126,8 +128,8 @@ impl Cached {
 
 #[cfg(test)]
 mod tests {
+    use crate::Commit;
     use fairmesh_model::{ProgramSelector, StoreId};
-    use fairmesh_rib::Commit;
 
     use super::*;
 

@@ -1,6 +1,9 @@
-use proptest::prelude::*;
+//! How a limit of the whole mesh is divided among its callers.
 
-use super::*;
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use fairmesh_model::rate_limit_quota::{ALL_PARTS, Claim, DEFAULT_PARTS, MAX_CALLERS, Quota};
+use proptest::prelude::*;
 
 fn claim(caller: u64, demand: u64) -> Claim {
     Claim { caller, identity: caller, demand, held: None }
@@ -23,7 +26,7 @@ fn claim_repeatedly(quota: &mut Quota, now: &mut u64, times: u32, demands: &[(u6
 
 /// Claims once more for a caller that holds its last grant.
 fn claim_again(quota: &mut Quota, now: u64, (caller, demand): (u64, u64)) -> u32 {
-    let held = quota.callers.get(&caller).map(|known| known.parts);
+    let held = quota.part_of(caller);
     quota.claim(Claim { caller, identity: caller, demand, held }, WHOLE, now).unwrap()
 }
 
@@ -47,7 +50,7 @@ fn rate_quota_follows_demand_and_single_caller_gets_all() {
 fn callers_of_same_identity_share_its_rate_quota() {
     let (mut quota, mut now, mut honest) = (Quota::default(), 0, 0);
     const INVENTED: u64 = 150;
-    let held = |quota: &Quota, caller| quota.callers.get(&caller).map(|known| known.parts);
+    let held = |quota: &Quota, caller| quota.part_of(caller);
     for _ in 0..20 {
         now += 2_000;
         honest = claim_again(&mut quota, now, (1, 100_000));
@@ -88,7 +91,7 @@ fn programs_of_same_identity_get_rate_quota_by_demand() {
     for _ in 0..20 {
         now += 2_000;
         for (caller, identity, demand) in [(0, 7, 90_000), (1, 7, 10_000), (2, 9, 20_000)] {
-            let held = quota.callers.get(&caller).map(|known| known.parts);
+            let held = quota.part_of(caller);
             let claim = Claim { caller, identity, demand, held };
             parts[caller as usize] = quota.claim(claim, WHOLE, now).unwrap() / 10_000_000;
         }
@@ -125,7 +128,7 @@ fn false_claim_of_held_quota_is_bounded_by_grants() {
 fn excess_quota_that_caller_does_not_return_expires() {
     let (mut quota, mut now) = (Quota::default(), 0);
     claim_repeatedly(&mut quota, &mut now, 5, &[(1, 150_000)]);
-    let all = quota.callers[&1].parts;
+    let all = quota.part_of(1).unwrap();
     let mut came = |quota: &mut Quota, times| {
         let mut part = 0;
         for _ in 0..times {
@@ -158,10 +161,10 @@ fn held_quota_parts_are_accepted_after_restart_smallest_first() {
 fn small_demand_growth_is_ignored_and_excess_callers_keep_their_quota() {
     let (mut quota, mut now) = (Quota::default(), 0);
     claim_repeatedly(&mut quota, &mut now, 10, &[(1, 50_000), (2, 50_000)]);
-    let (one, two) = (quota.callers[&1].parts, quota.callers[&2].parts);
+    let (one, two) = (quota.part_of(1).unwrap(), quota.part_of(2).unwrap());
     claim_repeatedly(&mut quota, &mut now, 10, &[(1, 52_000), (2, 50_000)]);
-    assert_eq!(quota.callers[&1].parts, one);
-    assert!(quota.callers[&2].parts < two, "even a small returned part is free for others");
+    assert_eq!(quota.part_of(1).unwrap(), one);
+    assert!(quota.part_of(2).unwrap() < two, "even a small returned part is free for others");
     for caller in 3..=MAX_CALLERS as u64 {
         assert!(quota.claim(claim(caller, 1), WHOLE, now).is_some());
     }
@@ -175,7 +178,7 @@ fn late_callers_with_small_demand_get_rate_quota() {
     claim_repeatedly(&mut quota, &mut now, 50, &demands);
     demands.extend((10..15).map(|caller| (caller, 2_000)));
     claim_repeatedly(&mut quota, &mut now, 10, &demands);
-    let late: Vec<_> = (10..15).map(|caller| quota.callers[&caller].parts).collect();
+    let late: Vec<_> = (10..15).map(|caller| quota.part_of(caller).unwrap()).collect();
     assert!(late.iter().all(|parts| *parts > 0), "{late:?}");
 }
 
@@ -237,7 +240,7 @@ proptest! {
             let arrives = *lost == 0;
             // Expired callers no longer hold parts.
             let _ = quota.expire(now);
-            holds.retain(|caller, _| quota.callers.contains_key(caller));
+            holds.retain(|caller, _| quota.contains(*caller));
             let held = holds.get(&caller).copied();
             let parts = quota.claim(Claim { caller, identity: caller, demand, held }, WHOLE, now).unwrap();
             if arrives {
@@ -255,7 +258,7 @@ proptest! {
         let (mut quota, mut now) = (Quota::default(), 0);
         let demands: Vec<_> = (0..).zip(demands).collect();
         claim_repeatedly(&mut quota, &mut now, 60, &demands);
-        let parts: Vec<_> = demands.iter().map(|(caller, _)| quota.callers[caller].parts).collect();
+        let parts: Vec<_> = demands.iter().map(|(caller, _)| quota.part_of(*caller).unwrap()).collect();
         prop_assert!(quota.granted() >= u64::from(ALL_PARTS) * 85 / 100, "little stays unused: {}", quota.granted());
         for (one, (_, less)) in parts.iter().zip(&demands) {
             for (other, (_, more)) in parts.iter().zip(&demands) {
