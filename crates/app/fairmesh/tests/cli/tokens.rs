@@ -386,7 +386,7 @@ fn control_plane_pages_show_given_certificate_in_place_of_one_of_the_mesh() {
     mesh.arguments.push(key_file);
     mesh.start_control();
     let page = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-    let address = http_address(&mesh);
+    let address = mesh.pages();
     assert!(trusting(given.der().clone(), &address, page).ends_with("ok\n"));
 }
 
