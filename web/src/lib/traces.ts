@@ -67,7 +67,8 @@ export function outcome({ status, failed, error, failedService, service }: Trace
   if (!failed) return { words: status === null ? "ok" : String(status), tone: "" };
   const isWhole = failedService === service && (status === null || status >= 400);
   const reason = error === String(status) ? "failed" : (error ?? "failed");
-  const of = failedService === service ? "" : `${failedService ?? "a program"}: `;
+  // Reasons of the mesh begin with the service.
+  const of = failedService === service || (failedService && reason.startsWith(failedService)) ? "" : `${failedService ?? "a program"}: `;
   return { words: `${status === null ? "" : `${status}, `}${of}${reason}`, tone: isWhole || status === null || status >= 500 ? "bad" : "warn" };
 }
 

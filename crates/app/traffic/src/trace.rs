@@ -92,7 +92,9 @@ fn list(traces: &[TraceSummary]) -> Listing {
     for trace in traces {
         let failed = match trace.error.as_str() {
             "" => "no".to_owned(),
-            error if trace.failed_service == trace.service => error.to_owned(),
+            error if trace.failed_service == trace.service || error.starts_with(&trace.failed_service) => {
+                error.to_owned()
+            }
             error => format!("{}: {error}", trace.failed_service),
         };
         let cells = [
