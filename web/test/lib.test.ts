@@ -287,6 +287,7 @@ test("traces are ordered by time or age, and counted by service", () => {
 test("a trace whose attempt was repeated is a warning, and one that failed is bad", () => {
   assert.deepEqual(outcome(trace()), { words: "200", tone: "" });
   assert.deepEqual(outcome(trace({ failed: true, error: "reset", failedService: "shop/db" })), { words: "200, shop/db: reset", tone: "warn" });
+  assert.equal(outcome(trace({ failed: true, error: "shop/db: reset; start it", failedService: "shop/db" })).words, "200, shop/db: reset");
   assert.deepEqual(outcome(trace({ failed: true, status: 503, error: "503", failedService: "shop/web" })), { words: "503, failed", tone: "bad" });
   assert.deepEqual(outcome(trace({ failed: true, status: null, error: "unreachable", failedService: "shop/web" })), { words: "unreachable", tone: "bad" });
 });

@@ -66,8 +66,10 @@ export function ordered(traces: ReadonlyMap<string, Trace>, order: Order): [stri
 export function outcome({ status, failed, error, failedService, service }: Trace): { words: string; tone: "bad" | "warn" | "" } {
   if (!failed) return { words: status === null ? "ok" : String(status), tone: "" };
   const isWhole = failedService === service && (status === null || status >= 400);
-  const reason = error === String(status) ? "failed" : (error ?? "failed");
-  const of = failedService === service ? "" : `${failedService ?? "a program"}: `;
+  // Behind a semicolon is the remedy, which the trace itself shows.
+  const reason = error === String(status) ? "failed" : (error?.split(";")[0] ?? "failed");
+  // Reasons of the mesh begin with the service.
+  const of = failedService === service || (failedService && reason.startsWith(failedService)) ? "" : `${failedService ?? "a program"}: `;
   return { words: `${status === null ? "" : `${status}, `}${of}${reason}`, tone: isWhole || status === null || status >= 500 ? "bad" : "warn" };
 }
 

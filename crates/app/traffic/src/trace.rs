@@ -90,9 +90,12 @@ fn list(traces: &[TraceSummary]) -> Listing {
             .to_owned(),
     );
     for trace in traces {
-        let failed = match trace.error.as_str() {
+        // Behind a semicolon is the remedy, which the trace itself shows.
+        let error = trace.error.split(';').next().unwrap_or_default();
+        let names_service = trace.failed_service == trace.service || error.starts_with(&trace.failed_service);
+        let failed = match error {
             "" => "no".to_owned(),
-            error if trace.failed_service == trace.service => error.to_owned(),
+            error if names_service => error.to_owned(),
             error => format!("{}: {error}", trace.failed_service),
         };
         let cells = [
