@@ -27,7 +27,7 @@ fn config() -> &'static OidcConfig {
 /// What must hold of these bytes.
 pub fn run(data: &[u8]) {
     if let Some(keys) = fuzzing::keys_of(data) {
-        assert!((1..=100).contains(&keys), "{keys} keys");
+        assert!(keys <= 100, "{keys} keys");
     }
     if let Ok(token) = str::from_utf8(data) {
         assert!(

@@ -3,7 +3,7 @@
 use std::{io::Write as _, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
-use fairmesh_audit::{AuditChange, AuditEntry, AuditValue, BrokenChain, ChainReader, Log};
+use fairmesh_audit::{AuditChange, AuditEntry, AuditEvent, AuditValue, BrokenChain, ChainReader, Log};
 use fairmesh_console::output::timestamp;
 use fairmesh_console::{
     arguments::{Format, OutputArgs, TargetArgs},
@@ -125,7 +125,12 @@ async fn follow(connection: &Connection, logs: &[Log], args: &AuditArgs) -> Resu
                     .key
                     .as_deref()
                     .is_none_or(|text| entry.changes.iter().any(|change| change.key.contains(text)));
-                let line = json!({"log": log.as_str(), "hash": hash, "entry": entry});
+                let line = json!({
+                    "log": log.as_str(),
+                    "hash": hash,
+                    "entry": entry,
+                    "decoded": decoded(log, &entry),
+                });
                 if wanted && writeln!(std::io::stdout(), "{line}").is_err() {
                     return Err(Failure::failed("nothing reads the entries"));
                 }
@@ -176,19 +181,43 @@ fn add_entry(listing: &mut Listing, log: Log, entry: &AuditEntry, key: Option<&s
     let wanted = |change: &&AuditChange| key.is_none_or(|text| change.key.contains(text));
     entry.changes.iter().filter(wanted).for_each(|change| add(listing, log, entry, change));
     let Some(event) = entry.event.as_ref().filter(|_| key.is_none()) else { return };
-    let at = time(entry);
+    let item = event_item(log, entry, event);
+    let details = short(&item["details"]);
+    let row = [&entry.number.to_string(), &to_second(entry), &entry.who, event.kind(), "-", &details, ""];
+    listing.add(row.map(str::to_owned).to_vec(), item);
+}
+
+/// The changes and the event of an entry, as `--json` prints them.
+fn decoded(log: Log, entry: &AuditEntry) -> Vec<Value> {
+    let changes = entry.changes.iter().map(|change| change_item(log, entry, change));
+    changes.chain(entry.event.iter().map(|event| event_item(log, entry, event))).collect()
+}
+
+fn event_item(log: Log, entry: &AuditEntry, event: &AuditEvent) -> Value {
     let (kind, event) = (event.kind(), json!(event));
-    let details = event.get(kind).cloned().unwrap_or_default();
-    let row = [&entry.number.to_string(), &to_second(entry), &entry.who, kind, "-", &short(&details), ""];
-    let item = json!({
+    json!({
         "log": log.as_str(),
         "number": entry.number,
-        "at": at,
+        "at": time(entry),
         "who": entry.who,
         "event": kind,
-        "details": details,
-    });
-    listing.add(row.map(str::to_owned).to_vec(), item);
+        "details": event.get(kind).cloned().unwrap_or_default(),
+    })
+}
+
+fn change_item(log: Log, entry: &AuditEntry, change: &AuditChange) -> Value {
+    let [before, after] = [&change.before, &change.after].map(|value| shown(&change.key, value.as_ref()));
+    json!({
+        "log": log.as_str(),
+        "number": entry.number,
+        "at": time(entry),
+        "who": entry.who,
+        "revision": entry.revision,
+        "key": change.key,
+        "before": before,
+        "after": after,
+        "message": entry.message,
+    })
 }
 
 fn time(entry: &AuditEntry) -> String {
@@ -202,32 +231,21 @@ fn to_second(entry: &AuditEntry) -> String {
 }
 
 fn add(listing: &mut Listing, log: Log, entry: &AuditEntry, change: &AuditChange) {
-    let at = time(entry);
-    let [before, after] = [&change.before, &change.after].map(|value| shown(&change.key, value.as_ref()));
+    let item = change_item(log, entry, change);
+    let (before, after) = (&item["before"], &item["after"]);
     let row = vec![
         entry.number.to_string(),
         to_second(entry),
         entry.who.clone(),
         change.key.clone(),
-        short(&without_equal_fields(&before, &after)),
-        short(&without_equal_fields(&after, &before)),
+        short(&without_equal_fields(before, after)),
+        short(&without_equal_fields(after, before)),
         entry.message.clone().unwrap_or_default(),
     ];
-    let item = json!({
-        "log": log.as_str(),
-        "number": entry.number,
-        "at": at,
-        "who": entry.who,
-        "revision": entry.revision,
-        "key": change.key,
-        "before": before,
-        "after": after,
-        "message": entry.message,
-    });
     listing.add(row, item);
 }
 
-/// A value as a document, or its hash or size where it is none. `--follow` prints the bytes.
+/// A value as a document, or its hash or size where it is none. `--follow` prints the bytes too.
 fn shown(key: &str, value: Option<&AuditValue>) -> Value {
     let Some(value) = value else { return Value::Null };
     match value.bytes() {

@@ -43,7 +43,7 @@ pub enum JwksError {
     /// The JWKS has too many keys.
     #[error("has {0} keys, of at most {MAX_KEYS}")]
     TooManyKeys(usize),
-    /// The JWKS has no usable key.
+    /// The JWKS has no usable key. New issuers need one.
     #[error("has no key that verifies tokens: RSA, EC (P-256, P-384) or OKP (Ed25519) for signatures")]
     NoKey,
     /// The keys do not fit in a record.
@@ -56,10 +56,9 @@ impl KeySet {
     /// keys give equal bytes, however the issuer's server writes them.
     ///
     /// # Errors
-    /// When no key can verify tokens, or the keys do not fit in a record.
+    /// When the document is no JWKS, or the keys do not fit in a record.
     pub fn reduce(document: &[u8]) -> Result<Vec<u8>, JwksError> {
-        Self::parse(document)?;
-        let document: Document = serde_json::from_slice(document)?;
+        let document = read_document(document)?;
         let usable = document.keys.into_iter().filter(|key| Key::parse(key).is_some());
         let mut keys: Vec<_> = usable.map(needed).collect();
         keys.sort_by_cached_key(Value::to_string);
@@ -67,17 +66,14 @@ impl KeySet {
         if reduced.len() > MAX_ISSUER_KEYS { Err(JwksError::TooLarge) } else { Ok(reduced) }
     }
 
-    /// Parses a JWKS. Skips symmetric keys, and keys for other uses.
+    /// Parses a JWKS. Skips symmetric keys, and keys for other uses. A JWKS without usable keys is valid: with it, an
+    /// issuer withdraws all of its keys.
     ///
     /// # Errors
-    /// When no key can verify tokens.
+    /// When the document is no JWKS.
     pub fn parse(document: &[u8]) -> Result<Self, JwksError> {
-        let document: Document = serde_json::from_slice(document)?;
-        if document.keys.len() > MAX_KEYS {
-            return Err(JwksError::TooManyKeys(document.keys.len()));
-        }
-        let keys: Vec<_> = document.keys.iter().filter_map(Key::parse).collect();
-        if keys.is_empty() { Err(JwksError::NoKey) } else { Ok(Self { keys }) }
+        let document = read_document(document)?;
+        Ok(Self { keys: document.keys.iter().filter_map(Key::parse).collect() })
     }
 
     /// Reads parsed JSON Web Keys, at most the maximum number of a set. Others are skipped.
@@ -90,7 +86,7 @@ impl KeySet {
         Key::parse(key).is_some()
     }
 
-    /// Whether the set has no keys, as before the first document is parsed.
+    /// Whether the set has no keys, so that it verifies no token.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -109,6 +105,14 @@ impl KeySet {
         });
         let first = fitting.next()?;
         (id.is_some() || fitting.next().is_none()).then_some(&first.key)
+    }
+}
+
+fn read_document(document: &[u8]) -> Result<Document, JwksError> {
+    let document: Document = serde_json::from_slice(document)?;
+    match document.keys.len() {
+        ..=MAX_KEYS => Ok(document),
+        more => Err(JwksError::TooManyKeys(more)),
     }
 }
 

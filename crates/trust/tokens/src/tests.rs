@@ -71,5 +71,8 @@ fn reduced_jwks_is_independent_of_order_and_unused_fields() {
     let reduced = reduce(&json!([two, verbose, unusable])).unwrap();
     assert_eq!(reduced, reduce(&json!([one, two])).unwrap());
     assert_eq!(KeySet::parse(&reduced).unwrap().len(), 2);
-    assert!(matches!(reduce(&json!([unusable])), Err(JwksError::NoKey)));
+    let none = reduce(&json!([unusable])).unwrap();
+    assert_eq!(none, reduce(&json!([])).unwrap(), "an issuer may withdraw all keys");
+    assert!(KeySet::parse(&none).unwrap().is_empty());
+    assert!(matches!(KeySet::reduce(b"{}"), Err(JwksError::Malformed(_))));
 }

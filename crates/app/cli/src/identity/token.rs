@@ -30,7 +30,7 @@ pub struct TokenArgs {
     /// The only region that the agent may check and report for [default: the region with which it joins].
     #[arg(long)]
     region: Option<Region>,
-    /// How long the token can be used; at most 168h.
+    /// How long the token can be used; from 1s to 168h.
     #[arg(long, value_parser = spec::read_duration, default_value = "1h")]
     ttl: Duration,
     #[command(flatten)]
@@ -41,6 +41,9 @@ pub struct TokenArgs {
 
 /// Creates a token, and prints it alone on standard output.
 pub(super) async fn run(args: TokenArgs) -> Result<(), Failure> {
+    if args.ttl.as_secs() == 0 {
+        return Err(Failure::failed("a token with '--ttl 0s' would be over at once; give at least 1s"));
+    }
     let connection = connect::connect(&args.target).await?;
     let request = CreateTokenRequest {
         agent: args.agent.as_ref().map(ToString::to_string).unwrap_or_default(),

@@ -15,7 +15,7 @@ use fairmesh_console::{
 };
 use fairmesh_control::{MAX_JWKS_DOCUMENT, WebUrl, fetch};
 use fairmesh_model::{Invalid, Prefix, Record, RecordKey, TokenIssuer, TokenIssuers};
-use fairmesh_tokens::KeySet;
+use fairmesh_tokens::{JwksError, KeySet};
 use fairmesh_wire::{
     handshake::Connection,
     record_encoding,
@@ -86,7 +86,11 @@ async fn add(args: AddArgs) -> Result<(), Failure> {
         Some(url) => fetch(url, None, MAX_JWKS_DOCUMENT).await.map_err(Failure::failed)?.to_vec(),
         None => document(Path::new(&args.jwks))?,
     };
-    let keys = KeySet::reduce(&document).map_err(|problem| Failure::failed(format!("the JWKS {problem}")))?;
+    let unusable = |problem: JwksError| Failure::failed(format!("the JWKS {problem}"));
+    let keys = KeySet::reduce(&document).map_err(unusable)?;
+    if KeySet::parse(&keys).is_ok_and(|keys| keys.is_empty()) {
+        return Err(unusable(JwksError::NoKey));
+    }
     let added = TokenIssuer { issuer: args.issuer, url: url.map(|_| args.jwks), keys };
     let connection = connect::connect(&args.of.target).await?;
     change(&connection, &args.of.message, |all| {

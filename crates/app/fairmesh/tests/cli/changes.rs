@@ -148,7 +148,8 @@ fn history_command_covers_mesh_wide_records() {
     mesh.run(&["delete", "hosts", "-m", "measured anew"]).ok();
     mesh.run(&["rollback", "hosts"]).ok();
     assert!(mesh.run(&["get", "hosts"]).ok().contains("1250"));
-    mesh.apply("kind: Authorization\ndefault: deny\n").ok();
+    let applied = mesh.apply("kind: Authorization\ndefault: deny\n");
+    assert!(applied.code == Some(0) && applied.err.contains("access narrows to all services"), "{applied:?}");
     assert!(mesh.run(&["history", "authorization"]).ok().contains("created: {\"default\":\"deny\"}"));
     assert!(mesh.run(&["history", "policy"]).fails(2).contains("the service of the policy is missing"));
     assert!(mesh.run(&["history", "hosts", "shop/web"]).fails(2).contains("belongs to no service"));

@@ -200,6 +200,8 @@ fn service_token_is_refused_to_other_services_and_when_used_again() {
     let (_agent, _) = agent(&mesh, "web-9", &tcp, Some(&batch));
     let error = mesh.run(&["identity", "token", "web-1", "--service", "shop/web"]).fails(2);
     assert!(error.contains("cannot be used with"), "{error}");
+    let error = mesh.run(&["identity", "token", "web-1", "--ttl", "0s"]).fails(1);
+    assert!(error.contains("give at least 1s"), "{error}");
     assert!(!has_certificate(&mesh, "web-9") && joined(&mesh).is_empty());
 }
 

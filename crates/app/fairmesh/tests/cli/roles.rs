@@ -112,7 +112,12 @@ fn writes_are_audited_and_log_tampering_is_detected() {
     assert!(second["entry"]["number"].as_u64() > first["entry"]["number"].as_u64(), "{first} {second}");
     assert_eq!((&first["log"], first["hash"].is_string()), (&json!("security"), true));
     apply(&mesh, "kind: Policy\nservice: shop/cart\ntimeout: 7s\n");
-    assert_eq!(next()["entry"]["who"], json!(own));
+    let third = next();
+    assert_eq!(third["entry"]["who"], json!(own));
+    let decoded = &third["decoded"][0];
+    assert_eq!((&decoded["before"]["timeout"], &decoded["after"]["timeout"]), (&json!("6s"), &json!("7s")));
+    assert!(decoded["at"].as_str().is_some_and(|at| at.ends_with('Z')), "{third}");
+    assert!(third["entry"]["changes"][0]["after"]["base64"].is_string(), "hashed bytes stay: {third}");
     follows.kill().unwrap();
     follows.wait().unwrap();
     mesh.stop_control("TERM");

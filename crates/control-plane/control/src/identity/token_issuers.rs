@@ -105,10 +105,17 @@ impl Controller for TokenIssuerController {
 impl TokenIssuerController {
     fn note(&mut self, served: Served, fetched: Fetched, now: Instant) {
         let unknown = FollowedIssuer { due: now, keys: None, problem: None };
+        let issuer = served.0.clone();
         let followed = self.followed.entry(served).or_insert(unknown);
         followed.due = now + REFRESH;
         match fetched {
-            Ok(keys) => (followed.keys, followed.problem) = (Some(keys), None),
+            Ok(keys) => {
+                let has_none = KeySet::parse(&keys).is_ok_and(|keys| keys.is_empty());
+                if has_none && followed.keys.as_ref() != Some(&keys) {
+                    tracing::warn!(%issuer, "an issuer serves no key that verifies tokens: all of its tokens are refused");
+                }
+                (followed.keys, followed.problem) = (Some(keys), None);
+            }
             Err(problem) => followed.problem = Some(problem),
         }
     }
@@ -182,5 +189,7 @@ mod tests {
         assert_eq!(failed.writes.len(), 1, "another writer was faster than the write before");
         let mended = reconcile(&mut controller, Some(Ok(b"1".to_vec())));
         assert_eq!((mended.refused, mended.writes.len()), (vec![], 0));
+        let withdrawn = reconcile(&mut controller, Some(Ok(KeySet::reduce(br#"{"keys":[]}"#).unwrap())));
+        assert_eq!((withdrawn.refused, withdrawn.writes.len()), (vec![], 1), "withdrawn keys go");
     }
 }

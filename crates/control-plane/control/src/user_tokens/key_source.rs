@@ -32,7 +32,8 @@ const FETCH_PAUSE: Duration = Duration::from_secs(10);
 pub(super) struct KeySource {
     location: JwksLocation,
     ca_file: Option<PathBuf>,
-    keys: Mutex<Arc<KeySet>>,
+    /// `None` until a document is read. A set without keys is that of an issuer that withdrew all of them.
+    keys: Mutex<Option<Arc<KeySet>>>,
     /// Lock held while keys are read. One task reads at a time, and other tasks wait for its result.
     reading: AsyncMutex<Reading>,
 }
@@ -96,8 +97,8 @@ impl KeySource {
     /// Returns the key of a token. If it is unknown, reads the keys again, because an issuer may use a new key at
     /// once.
     pub(super) async fn key(&self, id: Option<&str>, algorithm: Algorithm) -> Result<DecodingKey, NoKey> {
-        if let Some(key) = self.current().find(id, algorithm) {
-            return Ok(key.clone());
+        if let Some(key) = self.current().and_then(|keys| keys.find(id, algorithm).cloned()) {
+            return Ok(key);
         }
         self.reread_key(id, algorithm).await
     }
@@ -110,9 +111,8 @@ impl KeySource {
         algorithm: Algorithm,
     ) -> Result<DecodingKey, NoKey> {
         self.refresh(FETCH_PAUSE).await;
-        let keys = self.current();
-        let missing = if keys.is_empty() { NoKey::NotLoaded } else { NoKey::Unknown };
-        keys.find(id, algorithm).cloned().ok_or(missing)
+        let keys = self.current().ok_or(NoKey::NotLoaded)?;
+        keys.find(id, algorithm).cloned().ok_or(NoKey::Unknown)
     }
 
     /// Keeps the keys up to date. Never completes.
@@ -122,8 +122,8 @@ impl KeySource {
                 JwksLocation::File(_) => FILE_INTERVAL,
                 JwksLocation::Url(_) => FETCH_PAUSE,
             };
-            let is_loaded = !self.current().is_empty();
-            self.refresh(if is_loaded { FETCH_INTERVAL } else { FETCH_PAUSE }).await;
+            let has_keys = self.current().is_some_and(|keys| !keys.is_empty());
+            self.refresh(if has_keys { FETCH_INTERVAL } else { FETCH_PAUSE }).await;
             tokio::time::sleep(pause).await;
         }
     }
@@ -157,7 +157,7 @@ impl KeySource {
                 // A file that is being replaced is missing for a moment. This is reported only once.
                 match reading.file.take() {
                     Some(_) => Err(problem),
-                    None if self.current().is_empty() => Err(problem),
+                    None if self.current().is_none() => Err(problem),
                     None => Ok(()),
                 }
             }
@@ -183,14 +183,20 @@ impl KeySource {
     fn replace(&self, document: &[u8]) -> Result<(), KeysError> {
         let keys = KeySet::parse(document)
             .map_err(|problem| KeysError::Document { location: self.location.to_string(), problem })?;
-        tracing::info!(keys = keys.len(), location = %self.location, "read the keys of the issuer of tokens");
-        *self.keys.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        match keys.len() {
+            0 => tracing::warn!(
+                location = %self.location,
+                "the issuer of tokens has no key that verifies tokens: all of its tokens are refused"
+            ),
+            keys => tracing::info!(keys, location = %self.location, "read the keys of the issuer of tokens"),
+        }
+        *self.keys.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(keys));
         Ok(())
     }
 
-    fn current(&self) -> Arc<KeySet> {
+    fn current(&self) -> Option<Arc<KeySet>> {
         // Poisoning is ignored, since every change is a single assignment.
-        Arc::clone(&self.keys.lock().unwrap_or_else(PoisonError::into_inner))
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -310,8 +310,7 @@ async fn unusable_jwks_keys_are_skipped() {
         json!({ "kty": "LATTICE", "kid": "one" }),
         json!("one"),
     ];
-    let error = KeySet::parse(set(&unusable).as_bytes()).unwrap_err();
-    assert!(error.to_string().contains("no key that verifies tokens"), "{error}");
+    assert!(KeySet::parse(set(&unusable).as_bytes()).unwrap().is_empty());
     let keys: Vec<_> = unusable.into_iter().chain([ed.jwk("two")]).collect();
     let (_folder, _, verifier) = with_keys(&keys).await;
     verifier.user(&ed.token("two", &claims(json!({})))).await.unwrap();
@@ -348,7 +347,7 @@ async fn changed_jwks_file_is_read_again_and_invalid_one_is_ignored() {
     let (_folder, path, verifier) = with_keys(&[old.jwk("old")]).await;
     let [old, new_token] = [old.token("old", &claims(json!({}))), new.token("new", &claims(json!({})))];
     assert!(refused(&verifier, &new_token).await.contains("'kid'"));
-    for broken in ["", "{", &set(&[])] {
+    for broken in ["", "{", "{}"] {
         fs::write(&path, broken).unwrap();
         refused(&verifier, &new_token).await;
         verifier.user(&old).await.unwrap();
@@ -446,6 +445,25 @@ async fn replaced_token_key_with_same_id_is_fetched() {
     verifier.user(&new).await.unwrap();
     assert!(refused(&verifier, &old).await.contains("signature"));
     assert_eq!(requests.load(Relaxed), 2, "a token that nobody signed fetches nothing within ten seconds");
+}
+
+#[tokio::test]
+async fn tokens_are_refused_once_issuer_withdraws_all_keys() {
+    let key = Key::ed();
+    let token = key.token("one", &claims(json!({})));
+    let secret = json!({ "kty": "oct", "kid": "one", "k": BASE64.encode("secret") });
+    for withdrawn in [set(&[]), set(&[secret])] {
+        let (_folder, path, verifier) = with_keys(&[key.jwk("one")]).await;
+        verifier.user(&token).await.unwrap();
+        fs::write(&path, withdrawn).unwrap();
+        verifier.keys.load_file().await.unwrap();
+        assert!(refused(&verifier, &token).await.contains("'kid'"));
+        // An unreadable file does not bring keys back.
+        fs::write(&path, "{").unwrap();
+        assert!(refused(&verifier, &token).await.contains("'kid'"));
+        fs::write(&path, set(&[key.jwk("one")])).unwrap();
+        verifier.user(&token).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
-//! Warnings about documents that admit more callers than before.
+//! Warnings about documents that admit more callers than before, or none to all services without rules.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, cmp::Ordering};
 
 use fairmesh_console::{
     failure::Failure,
@@ -13,7 +13,7 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{handshake::Connection, record_encoding};
 
-/// One warning for each resource that widens access.
+/// One warning for each resource that widens access, or narrows it in the whole mesh.
 pub(super) fn widened(known: &View, resources: &[&Resource]) -> Vec<String> {
     let default = default_in_force(known);
     let warning = |resource: &&Resource| match resource {
@@ -25,7 +25,7 @@ pub(super) fn widened(known: &View, resources: &[&Resource]) -> Vec<String> {
     resources.iter().filter_map(warning).collect()
 }
 
-/// Prints a warning if access widens once a record has the value `after`, or is deleted (`None`).
+/// Prints a warning if access widens, or narrows in the whole mesh, once a record has the value `after`, or is deleted (`None`).
 pub(crate) async fn warn_of_record(
     connection: &Connection,
     key: &RecordKey,
@@ -74,9 +74,17 @@ fn rules_in_force<'a>(known: &'a View, name: &ServiceName) -> Option<Cow<'a, Aut
 }
 
 fn of_default(old: DefaultAuthorization, new: DefaultAuthorization) -> Option<String> {
-    (openness(new) > openness(old)).then(|| {
-        "access widens to all services without rules: calls are made that were refused until now".to_owned()
-    })
+    let warning = match openness(new).cmp(&openness(old)) {
+        Ordering::Greater => {
+            "access widens to all services without rules: calls are made that were refused until now"
+        }
+        Ordering::Less => {
+            "access narrows to all services without rules: their calls are refused from now on, with 403; 'default: audit' only \
+             counts and logs the calls that would be refused"
+        }
+        Ordering::Equal => return None,
+    };
+    Some(warning.to_owned())
 }
 
 /// The warning about a service whose rules are deleted.
@@ -225,6 +233,16 @@ mod tests {
         assert_eq!(reasons(Some(&before), &audit, Allow).len(), 1);
         assert_eq!(reasons(None, &before, Allow), Vec::<String>::new(), "all were allowed");
         assert_eq!(reasons(None, &before, Deny).len(), 1);
+    }
+
+    #[test]
+    fn changed_default_draws_warning_in_both_directions() {
+        use DefaultAuthorization::{Allow, Audit, Deny};
+        for (old, new, word) in [(Deny, Allow, "widens"), (Allow, Deny, "narrows"), (Audit, Deny, "narrows")] {
+            let warning = of_default(old, new).unwrap();
+            assert!(warning.starts_with(&format!("access {word} to all services")), "{warning}");
+        }
+        assert_eq!((of_default(Allow, Audit), of_default(Deny, Deny)), (None, None));
     }
 
     #[test]
