@@ -347,7 +347,7 @@ fn unissued_request() -> Result<Vec<u8>, Status> {
     request.map_err(|error| Status::internal(error.to_string()))
 }
 
-async fn within<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+pub(super) async fn within<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     let late = || Status::unavailable(format!("no response within {} s", TIMEOUT.as_secs()));
     timeout(TIMEOUT, call).await.unwrap_or_else(|_| Err(late()))
 }
