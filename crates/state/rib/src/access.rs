@@ -4,6 +4,7 @@
 
 mod call_authorization;
 mod call_needs;
+mod caller_numbers;
 mod method_needs;
 mod report_rows;
 mod report_senders;
@@ -31,6 +32,7 @@ use crate::Node;
 
 pub use call_authorization::{CompleteCall, MAX_BODY};
 pub use call_needs::Need;
+pub use caller_numbers::CallerNumbers;
 pub use method_needs::{METHODS, Method, MethodAccess};
 pub use report_rows::{CountedRows, RefusedRows, RefusedSubjects, RowSubject, is_refusal};
 pub use report_senders::{incomplete_services, limit_statements};
