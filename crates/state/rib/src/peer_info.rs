@@ -6,7 +6,7 @@ const MAX_ADDRESSES: usize = 8;
 /// Maximum length of a stored version, in characters.
 const MAX_VERSION: usize = 64;
 
-/// Description of a watcher, shown to operators. No decision depends on it.
+/// Description of a watcher, shown to operators. A control plane refuses a second agent of a name by its region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     /// The kind of process.
