@@ -55,6 +55,14 @@ impl Shared {
         );
     }
 
+    /// Whether this agent has a token, and joined in another region than its own.
+    pub(super) async fn is_elsewhere(&self) -> bool {
+        let Some(connection) = self.upstream.connection().filter(|_| self.token.is_some()) else {
+            return false;
+        };
+        matches!(self.other_region(&connection).await, Ok(Some(_)))
+    }
+
     /// The region in which this agent joined, if it is another one than its own and control planes insist on it.
     pub(super) async fn other_region(&self, connection: &Connection) -> Result<Option<Region>, Status> {
         // At the socket of its control plane, an agent may report for any region.

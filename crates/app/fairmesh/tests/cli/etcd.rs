@@ -83,9 +83,7 @@ fn control_plane_without_root_of_trust_domain_refuses_to_stand_by() {
         fs::copy(first.path(file), standby.path(file)).unwrap();
     }
     standby.spawn_control();
-    wait_until("it stands by", || {
-        standby.control_log().contains("another process holds the writer lease")
-    });
+    wait_until("it stands by", || standby.control_log().contains("another process holds the writer lease"));
     fs::remove_file(standby.path("data/ca/root.key")).unwrap();
     first.stop_control("KILL");
     standby.wait_for_control();

@@ -394,13 +394,14 @@ fn agent_restarted_in_another_region_warns_until_new_token_moves_it() {
     let agent = Logged::start_in("us", &mesh, (&tcp, None));
     wait_until("it warns", || said(&mesh, "it joined in another region"));
     assert!(said(&mesh, "recorded=eu") && said(&mesh, "`fairmesh identity token web-1 --region us`"));
-    let checked = mesh.run(&["check"]);
+    let check = ["check", "--control-admin", "none", "--agent-admin", "none", "--admin", "none"];
+    let checked = mesh.run(&check);
     assert!(checked.out.contains("web-1 joined in the region eu, and runs in us"), "{checked:?}");
     agent.stop();
     let agent = Logged::start_in("us", &mesh, (&tcp, Some(&token(&mesh, &["web-1", "--region", "us"]))));
     wait_until("it joins anew", || said(&mesh, "it has joined anew"));
     assert_eq!(joined_region(&mesh), "us");
-    let checked = mesh.run(&["check"]);
+    let checked = mesh.run(&check);
     assert!(!checked.out.contains("joined in the region"), "{checked:?}");
     wait_until("it issues certificates", || agent.issues());
 }

@@ -9,8 +9,8 @@ use fairmesh_identity::{
     signed_message::{self, Purpose},
 };
 use fairmesh_model::{
-    Identity, JoinedAgent, Label, MeshRole, Prefix, ProgramFacts, Record, RecordKey, Region, ServiceName, SpiffeId,
-    SpiffePath, Tenant, WorkloadEntry,
+    Identity, JoinedAgent, Label, MeshRole, Prefix, ProgramFacts, Record, RecordKey, Region, ServiceName,
+    SpiffeId, SpiffePath, Tenant, WorkloadEntry,
 };
 use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
