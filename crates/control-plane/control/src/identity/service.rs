@@ -57,9 +57,6 @@ impl identity_server::Identity for IdentityService {
         let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
         // Checked before the token is used up.
         self.refuse_revoked(issuer, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
-        if !is_local {
-            self.refuse_second(&agent, &region)?;
-        }
         let tenants = if token.is_empty() {
             if !is_local {
                 return Err(Status::permission_denied(
@@ -67,9 +64,15 @@ impl identity_server::Identity for IdentityService {
                      token with `fairmesh identity token` on the control plane's machine",
                 ));
             }
+            self.refuse_second(&agent, &region)?;
             Vec::new()
         } else {
-            redeem(issuer, &token, (&Joining::Agent(agent.clone()), &region, &csr), &proof)?.tenants
+            let joining = (&Joining::Agent(agent.clone()), &region[..], &csr[..]);
+            // Only the holder of a valid token learns of another agent, and the token stays usable.
+            if issuer.tokens.verify(&token, joining, &proof).is_ok() {
+                self.refuse_second(&agent, &region)?;
+            }
+            redeem(issuer, &token, joining, &proof)?.tenants
         };
         let region = Some(region).filter(|region| !region.is_empty()).map(Region::new).transpose();
         let region = region.map_err(|error| Status::invalid_argument(error.to_string()))?;
