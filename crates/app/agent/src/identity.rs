@@ -5,6 +5,7 @@
 
 mod certificate_source;
 mod jwt_svids;
+mod recorded_region;
 mod saved_certificate;
 mod workload_api;
 mod workload_certificates;
@@ -209,6 +210,7 @@ pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: Cancellati
         () = follow_bundle(&shared.workload, &shared.folder) => {}
         () = follow_roots(&shared) => {}
         () = tell_roots(&shared) => {}
+        () = shared.follow_recorded_region() => {}
         () = connect_with_new(&shared) => {}
     }
 }
@@ -277,7 +279,13 @@ async fn follow_workload_api(shared: &Arc<Shared>, api: WorkloadApi, stop: Cance
         () = stop.cancelled() => {}
         () = api.follow(Arc::clone(&shared.workload), |_| ()) => {}
         () = async {
-            tokio::join!(shared.enroll(), revocations, tell_roots(shared), connect_with_new(shared));
+            tokio::join!(
+                shared.enroll(),
+                revocations,
+                tell_roots(shared),
+                connect_with_new(shared),
+                shared.follow_recorded_region()
+            );
         } => {}
     }
 }

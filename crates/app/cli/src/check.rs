@@ -3,6 +3,7 @@
 //! It examines what one machine can reach: processes, the machine itself, and all records. Faults visible only on
 //! another machine, such as a missing route there, must be examined there.
 
+mod agent_regions;
 mod local_system;
 mod page_fetch;
 mod processes;
@@ -55,6 +56,7 @@ pub async fn run(args: CheckArgs) -> Result<ExitCode, Failure> {
     local_system::abilities(&mut report).await;
     if let Some(control) = &control {
         processes::readers(control, &mut report).await;
+        agent_regions::check(control, &mut report).await;
         readable_records::check(control, &mut report).await;
     }
     output::print_one(args.output_args.format(), &report.json(), &report.to_string())?;

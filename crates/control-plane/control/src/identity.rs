@@ -103,7 +103,15 @@ impl CertificateIssuer {
                 );
                 return Ok(None);
             }
-            (None, _) => return Ok(None),
+            (None, recorded) => {
+                if recorded.is_none() && config.etcd.is_some() {
+                    tracing::info!(
+                        "the store in etcd has no trust domain, so the mesh is in plaintext; give every control plane --trust-domain \
+                         NAME for mutual TLS"
+                    );
+                }
+                return Ok(None);
+            }
         };
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         if let Some(recorded) = recorded

@@ -11,7 +11,6 @@
 
 mod access;
 mod admin_service;
-mod caller_numbers;
 mod change_message;
 mod commit_indices;
 mod controllers;
@@ -25,7 +24,6 @@ mod http_fetch;
 mod identity;
 mod imbalance;
 mod metrics;
-mod open_store;
 mod planner_facts;
 mod rate_limits;
 mod read_lease;
@@ -33,6 +31,7 @@ mod readiness;
 mod reports;
 mod served_rib;
 mod server;
+mod standby;
 mod store_applier;
 mod store_error;
 mod tasks;
@@ -45,7 +44,6 @@ mod zone_probes;
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
 use fairmesh_audit as audit;
-use fairmesh_model::TrustDomain;
 use fairmesh_rib::wall_clock;
 use fairmesh_wire::transport::{Address, Transport};
 
@@ -53,6 +51,7 @@ pub use admin_service::HISTORY_KEPT;
 pub use controllers::ShadowController;
 pub use error::ControlError;
 pub use fairmesh_gateway_control::GatewayLauncher;
+pub use fairmesh_identity::TrustDomainChoice;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use fairmesh_traces::TraceLink;
 pub use http_fetch::{FetchError, MAX_JWKS_DOCUMENT, WebUrl, fetch};
@@ -62,29 +61,6 @@ pub use user_tokens::{JwksLocation, OidcConfig};
 
 /// Name of this software in handshakes.
 pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
-
-/// The choice of a store's trust domain. A store that has a trust domain keeps it.
-#[derive(Clone, Debug, Default)]
-pub enum TrustDomainChoice {
-    /// The domain that the store already has; none if it has none.
-    #[default]
-    Stored,
-    /// This domain, if the store is new.
-    OfNewStore(TrustDomain),
-    /// This domain. The control plane does not start if the store has another domain.
-    Given(TrustDomain),
-}
-
-impl TrustDomainChoice {
-    /// Returns the domain to use, unless the store already has one.
-    pub(crate) fn told(&self, is_new: bool, recorded: Option<&TrustDomain>) -> Option<TrustDomain> {
-        match self {
-            Self::Given(domain) => Some(domain.clone()),
-            Self::OfNewStore(domain) if is_new && recorded.is_none() => Some(domain.clone()),
-            Self::OfNewStore(_) | Self::Stored => None,
-        }
-    }
-}
 
 /// Configuration of a control plane.
 #[derive(Clone, Debug)]

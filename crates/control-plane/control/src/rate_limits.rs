@@ -19,7 +19,7 @@ use std::{
 };
 
 use fairmesh_model::{Invalid, Label, ServiceName, rate_limit_quota};
-use fairmesh_rib::Node;
+use fairmesh_rib::{Node, access::CallerNumbers};
 use fairmesh_wire::{
     identity_of,
     v1::{self, quota_server},
@@ -27,7 +27,6 @@ use fairmesh_wire::{
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use crate::caller_numbers::CallerNumbers;
 use declared_limits::Declared;
 pub(crate) use expired_claims::QuotaController;
 

@@ -13,8 +13,8 @@ use fairmesh_listen::{Limits, Listeners, listener_table};
 use fairmesh_model::StoreId;
 use fairmesh_pages::{AdminListener, HostNames};
 use fairmesh_registry::{FileSource, Registry, RegistryService};
-use fairmesh_rib::{Node, follower::random, server::RibServer};
-use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
+use fairmesh_rib::{Node, access::CallerNumbers, follower::random, server::RibServer};
+use fairmesh_store::{OpenStore, PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
 use fairmesh_web::PageConfig;
 use fairmesh_wire::{
     environment::CONTROL_SOCKET,
@@ -30,7 +30,6 @@ use crate::{
     access::{Access, guard_calls, guard_pages},
     admin_service::AdminService,
     audit::{self, AuditLog},
-    caller_numbers::CallerNumbers,
     commit_indices::Indices,
     controllers::Controllers,
     health_checks::{CheckerService, Checks, Woken},
@@ -38,12 +37,12 @@ use crate::{
     identity::{CertificateIssuer, IdentityService, bundle_page, page_hosts, recorded_bundle},
     imbalance::{self, Imbalance, ImbalanceService},
     metrics::{MetricSources, Metrics, Observed},
-    open_store::{self, OpenStore},
     rate_limits::Quotas,
     read_lease::ReadLease,
     readiness::Readiness,
     reports::SignalsService,
     served_rib::ControlRib,
+    standby,
     store_applier::{AppliedStore, apply_commits},
     tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
     traces::TraceListener,
@@ -341,9 +340,16 @@ fn watch_files(
     files
 }
 
-async fn open(config: &ControlConfig) -> Result<OpenStore, StoreError> {
+async fn open(config: &ControlConfig) -> Result<OpenStore, ControlError> {
     match &config.etcd {
-        Some(etcd) => open_store::open_as_writer(etcd, &holder_name(config), LEASE_TTL).await,
+        Some(etcd) => {
+            standby::check(config, etcd).await?;
+            let holder = holder_name(config);
+            tokio::select! {
+                opened = OpenStore::open(etcd, &holder, LEASE_TTL) => Ok(opened?),
+                never = standby::watch(config, etcd) => match never {},
+            }
+        }
         None => {
             let store = on_file(&config.data_dir, RedbStore::open).await?;
             Ok(OpenStore { store: Arc::new(store), partitions: None })
@@ -413,7 +419,7 @@ pub async fn partition_store(config: &ControlConfig) -> Result<(), ControlError>
 /// There is no valid store, or another process has its file open.
 pub async fn renew_store_id(config: &ControlConfig) -> Result<StoreId, ControlError> {
     Ok(match &config.etcd {
-        Some(etcd) => open_store::regenerate_id(etcd).await?,
+        Some(etcd) => OpenStore::regenerate_id(etcd).await?,
         None => on_file(&config.data_dir, RedbStore::regenerate_id).await?,
     })
 }

@@ -4,6 +4,7 @@
 
 mod call_authorization;
 mod call_needs;
+mod caller_numbers;
 mod method_needs;
 mod report_rows;
 mod report_senders;
@@ -32,6 +33,7 @@ use crate::Node;
 
 pub use call_authorization::{CompleteCall, MAX_BODY};
 pub use call_needs::Need;
+pub use caller_numbers::CallerNumbers;
 pub use method_needs::{METHODS, Method, MethodAccess};
 pub use report_rows::{CountedRows, RefusedRows, RefusedSubjects, RowSubject, is_refusal};
 pub use report_senders::{incomplete_services, limit_statements};
@@ -223,7 +225,7 @@ impl AccessControl {
 
     /// Whether a caller with these grants may read or watch a prefix.
     pub fn may_read(&self, grants: &Grants, prefix: &Prefix) -> bool {
-        grants.may_read(prefix, |service| self.is_callable(grants, service))
+        grants.may_read(prefix, |service| self.is_callable(grants, service)) || is_own_record(grants, prefix)
     }
 
     /// Whether a caller with these grants may read the records of a service.
@@ -383,6 +385,12 @@ impl AccessControl {
             default,
         }
     }
+}
+
+/// Whether a prefix is the record of the caller, an agent. The record has the region for which the agent may report.
+fn is_own_record(grants: &Grants, prefix: &Prefix) -> bool {
+    let agent = grants.machine.as_ref().filter(|machine| machine.is_agent).and_then(|one| one.agent.as_ref());
+    agent.is_some_and(|agent| RecordKey::JoinedAgent(agent.clone()).to_string() == prefix.as_str())
 }
 
 fn of_machine(machine: Machine, tenants: Reach) -> Grants {

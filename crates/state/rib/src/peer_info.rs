@@ -6,8 +6,9 @@ const MAX_ADDRESSES: usize = 8;
 /// Maximum length of a stored version, in characters.
 const MAX_VERSION: usize = 64;
 
-/// Description of a watcher. Operators decide by it whether all agents trust a new root, and their commands connect to
-/// the addresses of replicas, so a watcher can only describe itself as what its certificate proves.
+/// Description of a watcher. Operators decide by it whether all agents trust a new root, their commands connect to the
+/// addresses of replicas, and a control plane refuses a second agent of a name by its region: so a watcher can only
+/// describe itself as what its certificate proves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     /// The kind of process.

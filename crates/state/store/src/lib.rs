@@ -25,8 +25,8 @@ use tokio::{sync::watch, time::Instant};
 pub use commit_log::{Commits, Compacted};
 pub use error::{StoreError, WriteError};
 pub use etcd::{
-    EtcdAddress, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls, PartitionedStore, SplitEvent, SplitRequest,
-    is_partitioned,
+    EtcdAddress, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls, OpenStore, PartitionedStore, SplitEvent,
+    SplitRequest, is_partitioned, read_home_record,
 };
 #[doc(hidden)]
 pub use file::OpenBackend;

@@ -127,19 +127,17 @@ impl Tokens {
         Ok((made, expires_at))
     }
 
-    /// Uses up a token.
+    /// Verifies a token without using it up. Whether it has expired is checked when it is used.
     ///
     /// # Errors
-    /// [`TokenRefused`]. The token stays usable unless it was used or has expired.
-    pub fn redeem(
+    /// [`TokenRefused`].
+    pub fn verify(
         &self,
         id: &[u8],
         (joining, region, request): (&Joining, &str, &[u8]),
         proof: &[u8],
-        now: Duration,
     ) -> Result<TokenGrant, TokenRefused> {
-        let path = self.path(id);
-        let TokenFile { secret, grant } = self.read(&path)?.ok_or(TokenRefused::Unknown)?;
+        let TokenFile { secret, grant } = self.read(&self.path(id))?.ok_or(TokenRefused::Unknown)?;
         if !join_token::is_proved(&secret, (joining, region), request, proof) {
             return Err(TokenRefused::Unknown);
         }
@@ -149,9 +147,24 @@ impl Tokens {
             (Joining::Agent(_), Joining::Agent(_)) => return Err(TokenRefused::OtherAgent),
             (Joining::Agent(_), Joining::Service(_)) => return Err(TokenRefused::ForAgent),
         }
-        if let Some(granted) = grant.region.as_ref().filter(|granted| granted.as_str() != region) {
-            return Err(TokenRefused::OtherRegion(granted.clone()));
+        match grant.region.as_ref().filter(|granted| granted.as_str() != region) {
+            Some(granted) => Err(TokenRefused::OtherRegion(granted.clone())),
+            None => Ok(grant),
         }
+    }
+
+    /// Uses up a token.
+    ///
+    /// # Errors
+    /// [`TokenRefused`]. The token stays usable unless it was used or has expired.
+    pub fn redeem(
+        &self,
+        id: &[u8],
+        joining: (&Joining, &str, &[u8]),
+        proof: &[u8],
+        now: Duration,
+    ) -> Result<TokenGrant, TokenRefused> {
+        let (path, grant) = (self.path(id), self.verify(id, joining, proof)?);
         // Of concurrent requests, the one that removes the file has used the token.
         let used = fs::remove_file(&path).and_then(|()| pem_files::sync_folder_of(&path));
         match used {

@@ -45,6 +45,7 @@ mod svid;
 mod tls_config;
 mod tls_stream;
 mod tracked_connections;
+mod trust_domain_choice;
 mod web_roots;
 mod workload;
 mod workload_api;
@@ -77,6 +78,7 @@ pub use signer::{
 pub use tls_config::crypto_provider;
 pub use tls_stream::CERTIFICATE_REJECTED;
 pub use tracked_connections::RevocationList;
+pub use trust_domain_choice::TrustDomainChoice;
 pub use web_roots::WebRoots;
 pub use workload::Workload;
 pub use workload_api::WorkloadApi;

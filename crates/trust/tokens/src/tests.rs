@@ -37,10 +37,11 @@ fn keys_of_token_issuer_verify_only_its_own_tokens() {
             issuer("https://one", &json!([jwk(&one)])),
             issuer("https://two", &json!([jwk(&two)])),
             issuer("https://none", &json!([])),
+            issuer("https://broken", &json!({})),
         ],
     };
     let (issuers, unreadable) = Issuers::of(&record, now);
-    assert_eq!(unreadable, ["https://none"]);
+    assert_eq!(unreadable, ["https://broken"]);
     let claims =
         |iss: &str| json!({ "iss": iss, "aud": "cart", "exp": NOW + 30, "realm": { "roles": ["a", 7] } });
     let good = issuers.verify(&token(&one, &claims("https://one"))).unwrap();
@@ -49,6 +50,7 @@ fn keys_of_token_issuer_verify_only_its_own_tokens() {
     assert_eq!(good.values(&["realm".into(), "roles".into()]), ["a", "7"]);
     for (token, problem) in [
         (token(&one, &claims("https://two")), "signature"),
+        (token(&one, &claims("https://none")), "'kid'"),
         (token(&one, &claims("https://three")), "'iss' names no issuer"),
         (token(&one, &json!({ "aud": "cart", "exp": NOW + 30 })), "'iss' names no issuer"),
         (token(&one, &json!({ "iss": "https://one", "exp": NOW - 61 })), "'exp' says that it expired"),

@@ -158,10 +158,21 @@ impl Shared {
         let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
         // The issued certificate is discarded; that it was issued shows that the agent has joined.
         match self.issue(own_path(&self.name), csr.clone()).await {
-            Ok(_) => return Ok(()),
+            Ok(_) => {
+                if self.is_elsewhere().await
+                    && let Err(error) = self.enroll_anew(csr).await
+                {
+                    tracing::warn!(error, "this agent joined in another region, and could not join anew");
+                }
+                return Ok(());
+            }
             Err(status) if status.code() == Code::PermissionDenied => {}
             Err(status) => return Err(status.message().to_owned()),
         }
+        self.enroll_anew(csr).await
+    }
+
+    async fn enroll_anew(&self, csr: Vec<u8>) -> Result<(), String> {
         let connection = self.connect_to_join().await?;
         if self.token.is_none() && !matches!(connection.address(), Address::Unix(_)) {
             return Err(format!("the agent {} has not joined: {}", self.name, self.way_in()));
@@ -347,7 +358,7 @@ fn unissued_request() -> Result<Vec<u8>, Status> {
     request.map_err(|error| Status::internal(error.to_string()))
 }
 
-async fn within<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+pub(super) async fn within<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     let late = || Status::unavailable(format!("no response within {} s", TIMEOUT.as_secs()));
     timeout(TIMEOUT, call).await.unwrap_or_else(|_| Err(late()))
 }

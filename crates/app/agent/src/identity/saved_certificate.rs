@@ -1,5 +1,6 @@
 //! Checks a saved certificate when an agent starts. An agent that was revoked, or that missed a replacement of the
 //! mesh's root, gets no message about this because other processes refuse its connections. The agent joins again if it can.
+//! It does so too if it joined in another region and has a token, because its reports for this one are refused.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ enum Tried {
     Accepted,
     /// The attempt failed, possibly for another reason.
     Unknown(String),
-    /// A control plane refuses the certificate, or cannot be verified with it.
+    /// A control plane refuses the certificate, or cannot be verified with it, or does not let it report for this
+    /// region.
     Refused(String),
 }
 
@@ -41,7 +43,7 @@ impl Shared {
                     Ok(()) => {
                         return tracing::warn!(
                             problem,
-                            "the certificate of this agent was refused; it has joined anew"
+                            "the certificate of this agent could not be used; it has joined anew"
                         );
                     }
                     Err(status) if is_final(status.code()) => {
@@ -49,7 +51,7 @@ impl Shared {
                         return tracing::error!(
                             problem,
                             reason,
-                            "the certificate of this agent is refused, and it may not join anew"
+                            "the certificate of this agent cannot be used, and it may not join anew"
                         );
                     }
                     Err(status) => format!("{problem}; {}", status.message()),
@@ -90,9 +92,23 @@ impl Shared {
 
     async fn try_over(&self, connection: &Connection, own: &Credentials) -> Tried {
         match self.ask_for_roots(connection, own).await {
-            Ok(_) => Tried::Accepted,
+            Ok(_) => self.try_region(connection).await,
             Err(status) if is_final(status.code()) => Tried::Refused(status.message().to_owned()),
             Err(status) => Tried::Unknown(status.message().to_owned()),
+        }
+    }
+
+    /// Whether an accepted certificate is of use for this agent's region. Only a token can change that.
+    async fn try_region(&self, connection: &Connection) -> Tried {
+        if self.token.is_none() {
+            return Tried::Accepted;
+        }
+        match self.other_region(connection).await {
+            Ok(Some(recorded)) => {
+                Tried::Refused(format!("it was issued for the region {recorded}, not {}", self.region))
+            }
+            // A control plane of the previous release does not let every agent read its record.
+            Ok(None) | Err(_) => Tried::Accepted,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Control planes with their store in etcd.
 
 use std::{
+    fs,
     io::{Read as _, Write as _},
     net::TcpStream,
 };
@@ -58,6 +59,35 @@ fn standby_control_plane_takes_over_after_stop_or_death() {
     idle.spawn_control();
     wait_until("it stands by", || idle.control_log().contains("another process holds the writer lease"));
     assert_eq!(idle.stop_control("TERM"), Some(0), "{}", idle.control_log());
+}
+
+#[test]
+fn control_plane_without_root_of_trust_domain_refuses_to_stand_by() {
+    let etcd = Etcd::with(&["--max-txn-ops=10001"]);
+    let mut first = Mesh::empty();
+    let store = format!("etcd://{}/shop", etcd.client());
+    first.arguments = ["--store", &store, "--trust-domain", "prod"].map(Into::into).into();
+    first.start_control();
+    wait_until("the trust domain is recorded", || {
+        format!("{:?}", first.run(&["identity", "list"])).contains("joined the trust domain prod")
+    });
+    let mut standby = Mesh::empty();
+    standby.arguments = first.arguments.clone();
+    let output = standby.control_command().output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("has a root that is not in"), "{error}");
+
+    // With the root it makes its intermediate before it takes over, and needs the key of the root no longer.
+    fs::create_dir_all(standby.path("data/ca")).unwrap();
+    for file in ["data/ca/bundle.pem", "data/ca/root.key"] {
+        fs::copy(first.path(file), standby.path(file)).unwrap();
+    }
+    standby.spawn_control();
+    wait_until("it stands by", || standby.control_log().contains("another process holds the writer lease"));
+    fs::remove_file(standby.path("data/ca/root.key")).unwrap();
+    first.stop_control("KILL");
+    standby.wait_for_control();
+    assert_eq!(standby.run(&["identity", "show", "--json"]).json()["domain"], "prod");
 }
 
 #[test]

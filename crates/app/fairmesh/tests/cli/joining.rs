@@ -260,10 +260,14 @@ struct Logged {
 impl Logged {
     /// Starts the agent, with the state directory of an earlier one if present.
     fn start(mesh: &Mesh, upstream: &str, token: Option<&str>) -> Self {
+        Self::start_in("eu", mesh, (upstream, token))
+    }
+
+    fn start_in(region: &str, mesh: &Mesh, (upstream, token): (&str, Option<&str>)) -> Self {
         let address = format!("unix:{}", mesh.path("web-1.sock").display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command
-            .args(["agent", "--name", "web-1", "--region", "eu", "--control", upstream, "--admin", "none"])
+            .args(["agent", "--name", "web-1", "--region", region, "--control", upstream, "--admin", "none"])
             .args(["--listen", &address, "--state-dir", mesh.path("web-1").to_str().unwrap()])
             .env_clear()
             .envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)))
@@ -376,4 +380,50 @@ fn agent_without_token_reports_missing_token() {
     let _agent = Logged::start(&mesh, &tcp, None);
     wait_until("it says what to do", || said(&mesh, "make a token with `fairmesh identity token web-1`"));
     assert!(said(&mesh, "this agent has no certificate"));
+}
+
+/// The region in which the only agent joined.
+fn joined_region(mesh: &Mesh) -> serde_json::Value {
+    mesh.run(&["identity", "list", "--json"]).json()[0]["region"].clone()
+}
+
+#[test]
+fn agent_restarted_in_another_region_warns_until_new_token_moves_it() {
+    let (mesh, tcp) = domain();
+    joined_agent(&mesh, &tcp);
+    let agent = Logged::start_in("us", &mesh, (&tcp, None));
+    wait_until("it warns", || said(&mesh, "it joined in another region"));
+    assert!(said(&mesh, "recorded=eu") && said(&mesh, "`fairmesh identity token web-1 --region us`"));
+    let check = ["check", "--control-admin", "none", "--agent-admin", "none", "--admin", "none"];
+    let checked = mesh.run(&check);
+    assert!(checked.out.contains("web-1 joined in the region eu, and runs in us"), "{checked:?}");
+    agent.stop();
+    let agent = Logged::start_in("us", &mesh, (&tcp, Some(&token(&mesh, &["web-1", "--region", "us"]))));
+    wait_until("it joins anew", || said(&mesh, "it has joined anew"));
+    assert_eq!(joined_region(&mesh), "us");
+    let checked = mesh.run(&check);
+    assert!(!checked.out.contains("joined in the region"), "{checked:?}");
+    wait_until("it issues certificates", || agent.issues());
+}
+
+#[test]
+fn second_agent_of_same_name_in_another_region_joins_only_after_end_of_first() {
+    let (mesh, tcp) = domain();
+    let first = Logged::start(&mesh, &tcp, Some(&token(&mesh, &["web-1"])));
+    wait_until("the agent issues certificates", || first.issues());
+    let listen = format!("unix:{}", mesh.path("second.sock").display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command
+        .args(["agent", "--name", "web-1", "--region", "us", "--control", &tcp, "--admin", "none"])
+        .args(["--listen", &listen, "--state-dir", mesh.path("second").to_str().unwrap()])
+        .env_clear()
+        .env("FAIRMESH_JOIN_TOKEN", token(&mesh, &["web-1"]))
+        .stderr(fs::File::create(mesh.path("second.log")).unwrap());
+    let _second = Killed(command.spawn().unwrap());
+    let refusal = "an agent web-1 runs in the region eu";
+    wait_until("it is refused", || fs::read_to_string(mesh.path("second.log")).unwrap().contains(refusal));
+    assert_eq!((joined_region(&mesh), open_tokens(&mesh)), ("eu".into(), 1.into()));
+    first.stop();
+    wait_until("it joins", || has_certificate(&mesh, "second"));
+    assert_eq!(joined_region(&mesh), "us");
 }

@@ -9,8 +9,8 @@ use fairmesh_identity::{
     signed_message::{self, Purpose},
 };
 use fairmesh_model::{
-    Identity, JoinedAgent, Label, MeshRole, ProgramFacts, Record, RecordKey, Region, ServiceName, SpiffeId,
-    SpiffePath, Tenant, WorkloadEntry,
+    Identity, JoinedAgent, Label, MeshRole, Prefix, ProgramFacts, Record, RecordKey, Region, ServiceName,
+    SpiffeId, SpiffePath, Tenant, WorkloadEntry,
 };
 use fairmesh_rib::{
     Batch, Node, Op,
@@ -67,9 +67,15 @@ impl identity_server::Identity for IdentityService {
                      token with `fairmesh identity token` on the control plane's machine",
                 ));
             }
+            self.refuse_second(&agent, &region)?;
             Vec::new()
         } else {
-            redeem(issuer, &token, (&Joining::Agent(agent.clone()), &region, &csr), &proof)?.tenants
+            let joining = (&Joining::Agent(agent.clone()), &region[..], &csr[..]);
+            // Only the holder of a valid token learns of another agent, and the token stays usable.
+            if issuer.tokens.verify(&token, joining, &proof).is_ok() {
+                self.refuse_second(&agent, &region)?;
+            }
+            redeem(issuer, &token, joining, &proof)?.tenants
         };
         let region = Some(region).filter(|region| !region.is_empty()).map(Region::new).transpose();
         let region = region.map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -159,6 +165,27 @@ impl IdentityService {
         Ok(())
     }
 
+    /// Refuses to move an agent to another region while an agent of its name follows this control plane from the recorded
+    /// one: the record would be overwritten, and the reports of the first agent refused.
+    fn refuse_second(&self, agent: &Label, region: &str) -> Result<(), Status> {
+        let recorded = self.record_of(agent).and_then(|joined| joined.region);
+        let Some(recorded) = recorded.filter(|recorded| recorded.as_str() != region) else { return Ok(()) };
+        let path = SpiffePath::Mesh(MeshRole::Agent, agent.clone());
+        let lives = self.node.watchers(&Prefix::everything()).into_iter().any(|watcher| {
+            // An agent that was restarted for the other region follows as well, with its former certificate.
+            watcher.peer.is_some_and(|peer| peer.region.as_ref() == Some(&recorded))
+                && matches!(&watcher.identity, Identity::Spiffe(id) if id.path == path)
+        });
+        if !lives {
+            return Ok(());
+        }
+        tracing::warn!(%agent, %recorded, region, "an agent may not join: one of its name runs in another region");
+        Err(Status::already_exists(format!(
+            "an agent {agent} runs in the region {recorded}, and this one joins in {region}: give this one another --name; or \
+             if the agent has moved, stop the one in {recorded} first"
+        )))
+    }
+
     /// Checks that an agent may request this certificate. It may request:
     /// - its own certificate;
     /// - a certificate for a service of its tenants;
@@ -195,10 +222,14 @@ impl IdentityService {
     /// The agent that signed a request, with its record.
     fn joined<'a>(&self, signer: &'a SpiffeId) -> Option<(&'a Label, JoinedAgent)> {
         let SpiffePath::Mesh(MeshRole::Agent, agent) = &signer.path else { return None };
+        Some((agent, self.record_of(agent)?))
+    }
+
+    fn record_of(&self, agent: &Label) -> Option<JoinedAgent> {
         let key = RecordKey::JoinedAgent(agent.clone());
         let entry = self.node.get(&key.to_string())?;
         match record_encoding::decode(&key, &entry.value) {
-            Ok(Record::JoinedAgent(joined)) => Some((agent, joined)),
+            Ok(Record::JoinedAgent(joined)) => Some(joined),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@ use fairmesh_gateway_control::GatewayLoads;
 use fairmesh_model::Invalid;
 use fairmesh_rib::{
     Node,
-    access::{AccessControl, Caller, RefusedRows},
+    access::{AccessControl, Caller, CallerNumbers, RefusedRows},
 };
 use fairmesh_signals::ReportSource;
 use fairmesh_wire::{
@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
 use super::TrafficReports;
-use crate::{caller_numbers::CallerNumbers, imbalance::Imbalance};
+use crate::imbalance::Imbalance;
 
 /// Maximum number of instance-minutes in one report. Agents send at most 2,000.
 const MAX_MINUTES: usize = 10_000;

@@ -17,9 +17,9 @@ use tonic::Status;
 
 use super::{
     machines::{is_refusal, registration},
-    members::{join, own, start_strict},
+    members::{TestMember, join, own, start_strict},
     roles::{bind, binding},
-    support::{BOUND, named, policy, policy_key, put, service, service_key},
+    support::{BOUND, TestControl, named, policy, policy_key, put, service, service_key},
 };
 
 /// Methods that every member may call, because they reveal nothing about tenants or verify their caller
@@ -238,6 +238,9 @@ async fn no_grpc_method_reads_or_changes_objects_of_other_tenant() {
         watch_nothing(&connection).await;
     }
     assert_eq!(number(&operator).await, revision, "nothing was written");
+    for (member, may) in [(&agent, true), (&alice, false), (&cart, false), (&proxy, false)] {
+        assert_eq!(reads_record_of_agent(member, &control).await, may);
+    }
     // The agent reads everything of its own tenant.
     let connection = agent.connect(&control).await;
     for key in keys("shop/cart") {
@@ -254,6 +257,12 @@ async fn number(operator: &Connection) -> u64 {
     at.numbers.values().copied().max().unwrap_or_default()
 }
 
+/// Whether a member may read the record of the agent of its machine, which has the region for which the agent reports.
+async fn reads_record_of_agent(member: &TestMember, control: &TestControl) -> bool {
+    let read = v1::ReadRequest { prefixes: vec!["/g/identity/agents/web-1".into()], at_least: None };
+    member.connect(control).await.rib().read(read).await.is_ok()
+}
+
 async fn read_nothing(connection: &Connection) {
     for (there, absent) in keys("bank/vault").iter().zip(keys("bank/absent")) {
         for (there, absent) in prefixes(there).into_iter().zip(prefixes(&absent)) {
@@ -263,7 +272,7 @@ async fn read_nothing(connection: &Connection) {
             assert_eq!(words, connection.rib().read(read(&absent)).await.unwrap_err().message());
         }
     }
-    for prefix in ["/g/", "/g/identity/", "/g/roles/", "/g/identity/agents/web-1"] {
+    for prefix in ["/g/", "/g/identity/", "/g/roles/", "/g/identity/agents/web-2"] {
         let read = v1::ReadRequest { prefixes: vec![prefix.into()], at_least: None };
         assert!(connection.rib().read(read).await.is_err(), "{prefix}");
     }

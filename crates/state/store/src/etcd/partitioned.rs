@@ -37,7 +37,7 @@ use tokio::{
 
 use super::{CLOSE_TIMEOUT, EtcdConfig, call_error::CallError};
 use crate::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
-pub use convert::is_partitioned;
+pub use convert::{is_partitioned, read_home_record};
 pub use split::{SplitEvent, SplitRequest};
 use state::PartitionedState;
 use write::WriteResponder;

@@ -15,7 +15,7 @@ use super::{
         client::{Client, RetryPolicy},
         key_layout::{self, Identity, Layout, number, signed},
         load::RangeScan,
-        proto::{Compare, KeyValue, RequestOp, TxnRequest, compare},
+        proto::{Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, compare},
         watch_loop::read_meta,
     },
     conditional_write,
@@ -39,6 +39,25 @@ pub async fn is_partitioned(config: &EtcdConfig) -> Result<Option<bool>, StoreEr
     let identity =
         meta.identity.map(|identity| key_layout::decode_identity(&identity, &client.location)).transpose()?;
     Ok(identity.map(|identity| matches!(identity, Identity::Partition { .. })))
+}
+
+/// Reads a record that belongs to no service, without opening the store; `None` if there is no store or no such record.
+///
+/// # Errors
+/// As for [`is_partitioned`].
+pub async fn read_home_record(config: &EtcdConfig, key: &str) -> Result<Option<Bytes>, StoreError> {
+    let Some(is_partitioned) = is_partitioned(config).await? else { return Ok(None) };
+    let root = config.address.root();
+    let layout = if is_partitioned { Layout::for_partition(root) } else { Layout::new(root) };
+    let client = Client::new(config)?;
+    let request = RangeRequest { key: layout.record_key(key), ..RangeRequest::default() };
+    let response =
+        client.range(request).await.map_err(|failure| failure.into_store_error(&client.location))?;
+    let entry = response.kvs.into_iter().next().and_then(|kv| match is_partitioned {
+        true => conditional_write::decode_entry(&layout, kv),
+        false => layout.entry(kv),
+    });
+    Ok(entry.map(|(_, entry)| entry.value))
 }
 
 /// See [`super::PartitionedStore::convert`].

@@ -238,7 +238,8 @@ mod tests {
     #[test]
     fn changed_default_draws_warning_in_both_directions() {
         use DefaultAuthorization::{Allow, Audit, Deny};
-        for (old, new, word) in [(Deny, Allow, "widens"), (Allow, Deny, "narrows"), (Audit, Deny, "narrows")] {
+        for (old, new, word) in [(Deny, Allow, "widens"), (Allow, Deny, "narrows"), (Audit, Deny, "narrows")]
+        {
             let warning = of_default(old, new).unwrap();
             assert!(warning.starts_with(&format!("access {word} to all services")), "{warning}");
         }

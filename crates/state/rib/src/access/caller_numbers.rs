@@ -7,11 +7,11 @@ use fairmesh_model::Identity;
 /// Binds a number that a process chooses to the identity of its machine or service, so that no caller can use another
 /// caller's number. A keyed hash prevents anyone from constructing a collision.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct CallerNumbers(RandomState);
+pub struct CallerNumbers(RandomState);
 
 impl CallerNumbers {
     /// Returns the number of an identity; `None` if the identity is not authenticated.
-    pub(crate) fn of_identity(&self, identity: &Identity) -> Option<u64> {
+    pub fn of_identity(&self, identity: &Identity) -> Option<u64> {
         match identity {
             Identity::Spiffe(id) | Identity::Federated(id) => Some(self.0.hash_one(id)),
             Identity::Local { uid } => Some(self.0.hash_one(uid)),
@@ -21,7 +21,7 @@ impl CallerNumbers {
 
     /// Returns the number of a caller, bound to its identity. Unauthenticated callers keep the number that they
     /// chose.
-    pub(crate) fn of(&self, identity: &Identity, number: u64) -> u64 {
+    pub fn of(&self, identity: &Identity, number: u64) -> u64 {
         self.of_identity(identity).map_or(number, |identity| self.0.hash_one((identity, number)))
     }
 }
