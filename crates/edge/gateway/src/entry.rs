@@ -168,6 +168,11 @@ impl SharedAddress {
         }
     }
 
+    /// Whether the record lists this replica, so that others pass packets on to this machine.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.state().own(self.own).is_some()
+    }
+
     /// Detaches the redirector. Packets of the router are this machine's own from now on.
     pub(crate) fn detach(&self) -> Result<(), EntryError> {
         let mut state = self.state();
