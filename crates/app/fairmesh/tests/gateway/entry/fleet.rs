@@ -188,10 +188,14 @@ impl Fleet {
     /// Lists another replica alone in the record, and waits until none of these has new connections.
     pub(crate) async fn list_none(&self) {
         let record = "{kind: GatewayBackend, name: gw-1, zone: a, replicas: ['10.77.0.99:7440']}";
-        let share = "fairmesh_gateway_entry_share_ratio{address=\"10.99.0.1:7440\"}";
+        let share = "fairmesh_gateway_entry_share_ratio{address=\"10.99.0.1:7440\"} 0.0";
         self.mesh.cli(&["apply", "-f", "-"], record).await.ok();
         for replica in &self.replicas {
-            until("it has no share", async || self.metric(replica.number, share).await == Some(0)).await;
+            let address = format!("10.77.0.{}:7441", replica.number);
+            until("it has no share", async || {
+                page(&address, "/metrics").await.lines().any(|line| line == share)
+            })
+            .await;
         }
     }
 
