@@ -96,7 +96,7 @@ impl SharedAddress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches the redirector once it has a table, in place of that of a predecessor or of a process that crashed.
+    /// Attaches the redirector; in place of that of a predecessor, or of a process that crashed, once it has a table.
     pub(crate) fn serve(&self) {
         let mut state = self.state();
         state.is_serving = true;
@@ -168,6 +168,11 @@ impl SharedAddress {
         }
     }
 
+    /// Whether the record lists this replica, so that others pass packets on to this machine.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.state().own(self.own).is_some()
+    }
+
     /// Detaches the redirector. Packets of the router are this machine's own from now on.
     pub(crate) fn detach(&self) -> Result<(), EntryError> {
         let mut state = self.state();
@@ -218,9 +223,11 @@ impl State {
         }
     }
 
-    /// Attaches the redirector if this process serves and knows the replicas. Without a table, an earlier redirector is better than this one.
+    /// Attaches the redirector once this process serves. While it has no table, an earlier redirector is better than this one, and this
+    /// one is better than none: without one, the kernel would reset connections of other replicas.
     fn attach(&mut self) {
-        if self.is_attached || !self.is_serving || self.table.replicas().is_empty() {
+        let is_worse = self.table.replicas().is_empty() && self.redirector.has_earlier();
+        if self.is_attached || !self.is_serving || is_worse {
             return;
         }
         match self.redirector.attach() {

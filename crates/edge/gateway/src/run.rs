@@ -181,11 +181,13 @@ impl Gateway {
         }
     }
 
-    /// Detaches the redirector, unless a successor has replaced it.
+    /// Detaches the redirector, unless a successor has replaced it, or other replicas still pass packets on to this machine: its kernel would
+    /// reset their connections.
     fn detach_entry(&self, ended: Ended) {
         let Some((entry, following)) = &self.entry else { return };
         following.abort();
         if ended == Ended::Stopped
+            && !entry.is_listed()
             && let Err(error) = entry.detach()
         {
             tracing::error!(%error, "the redirector of --entry is still attached");

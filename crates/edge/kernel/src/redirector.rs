@@ -203,6 +203,11 @@ impl Redirector {
         })
     }
 
+    /// Whether the program of an earlier process may be attached. Never with clsact, where this is not known.
+    pub fn has_earlier(&self) -> bool {
+        self.hook == PacketHook::Tcx && self.pin.exists()
+    }
+
     /// Attaches the program to the interface, in place of that of an earlier process.
     ///
     /// # Errors
