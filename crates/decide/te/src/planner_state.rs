@@ -16,11 +16,16 @@ use crate::{
 const MIN_COMPARED: usize = 2;
 /// Weight of the newest work per call in its mean, at most.
 const WORK_WEIGHT: f64 = 0.3;
-/// Data that is this much newer than the last is another report: the age of a sum swings a little by itself.
+/// Data that is this much newer than the last is another report: the age of a sum swings a little by itself. Sums of less than a second
+/// apart have calls in common, so that they show less noise than there is; among them only a change counts.
 const NEWER_MS: u64 = 200;
+const INDEPENDENT_MS: u64 = 750;
 /// Weight of the newest count of unreported calls where it grows. Reports of callers and servers are of different seconds,
 /// so a shift looks like such calls for a moment: they are believed only when they last.
 const UNREPORTED_WEIGHT: f64 = 0.2;
+/// How long it takes until a table is in force at callers, and the longest time for which demand is foretold.
+const IN_FORCE_MS: f64 = 1_500.0;
+const LONGEST_FORECAST_MS: f64 = 5_000.0;
 /// Work per call before any was seen: so little that no region seems loaded, and greater regions seem less so.
 const NO_WORK: f64 = 1e-9;
 /// A region whose servers come back gets calls only after they have stayed for this long, so that a region that flaps
@@ -42,7 +47,7 @@ struct Work {
 impl Work {
     /// Takes the work per call that servers have seen until this time.
     fn observe(&mut self, new: f64, at_ms: u64) {
-        if self.smoothed.is_older(at_ms, NEWER_MS) {
+        if is_news(&self.smoothed, new, at_ms) {
             self.smoothed.observe(new, at_ms);
             self.is_new = true;
         }
@@ -72,6 +77,8 @@ pub struct PlannerState {
     /// The demand, by source and class.
     demand: Vec<Smoothed>,
     has_demand: Vec<bool>,
+    /// The time of the last observation.
+    learnt_at_ms: u64,
     /// Whether the callers of a region vanished with it.
     is_absent: Vec<bool>,
     /// The greatest demand of late, by source and class: what returns has to fit in while it swings, too.
@@ -107,6 +114,7 @@ impl PlannerState {
             demand: vec![Smoothed::default(); regions * classes],
             peak_demand: vec![Peak::default(); regions * classes],
             has_demand: vec![false; regions],
+            learnt_at_ms: 0,
             is_absent: vec![false; regions],
             unreported: vec![0.0; regions],
             backlog: vec![Backlog::default(); regions],
@@ -121,7 +129,7 @@ impl PlannerState {
     #[must_use]
     pub fn remapped(&self, from: &[Option<usize>]) -> Self {
         let mut next = Self::new(from.len(), self.classes);
-        next.planned_at_ms = self.planned_at_ms;
+        (next.planned_at_ms, next.learnt_at_ms) = (self.planned_at_ms, self.learnt_at_ms);
         for (at, before) in from.iter().enumerate() {
             let Some(before) = *before else { continue };
             next.pids[at] = self.pids[before];
@@ -199,14 +207,17 @@ impl PlannerState {
         self.has_demand[source]
     }
 
+    /// The demand once the tables of this round are in force: that of a ramp grows until then.
     pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {
-        self.demand[source * self.classes + class].mean()
+        let demand = &self.demand[source * self.classes + class];
+        let age_ms = self.learnt_at_ms.saturating_sub(demand.at_ms()) as f64;
+        demand.ahead((age_ms + demand.half_interval_ms() + IN_FORCE_MS).min(LONGEST_FORECAST_MS))
     }
 
     /// The greatest demand of the last 20 to 40 s; at least the present one.
     pub(crate) fn peak_demand(&self, source: usize, class: usize) -> f64 {
-        let at = source * self.classes + class;
-        self.peak_demand[at].value().max(self.demand[at].mean())
+        let peak = self.peak_demand[source * self.classes + class].value();
+        peak.max(self.demand(source, class))
     }
 
     /// Work per call that was seen under load.
@@ -268,6 +279,7 @@ impl PlannerState {
     /// Takes over an observation that was checked.
     pub(crate) fn learn(&mut self, observation: &Observation, policy: &RingsPolicy) {
         let ceiling = policy.ceiling();
+        self.learnt_at_ms = observation.now_ms;
         for (at, region) in observation.regions.iter().enumerate() {
             self.learn_presence(at, region.power > 0.0, observation.now_ms);
             if let Some(callers) = &region.callers {
@@ -339,7 +351,7 @@ impl PlannerState {
     fn learn_demand(&mut self, at: usize, callers: &CallerReport, now_ms: u64) {
         let rows = at * self.classes..(at + 1) * self.classes;
         for (demand, rate) in self.demand[rows.clone()].iter_mut().zip(&callers.offered) {
-            if demand.is_older(callers.at_ms, NEWER_MS) {
+            if is_news(demand, *rate, callers.at_ms) {
                 demand.observe(*rate, callers.at_ms);
             }
         }
@@ -435,6 +447,11 @@ impl PlannerState {
             false => powers,
         }
     }
+}
+
+/// Whether a value of this time says something that the values so far do not.
+fn is_news(number: &Smoothed, value: f64, at_ms: u64) -> bool {
+    number.is_older(at_ms, INDEPENDENT_MS) || (number.is_older(at_ms, NEWER_MS) && number.is_outlier(value))
 }
 
 /// The median of the values that are known of the other regions, the lower one of two.

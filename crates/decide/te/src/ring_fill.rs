@@ -54,6 +54,21 @@ pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64], ceilings: &[f64], 
     fill.flows
 }
 
+/// Serves calls that are dropped in place of those of less important classes that are served where they could be moved to. Loads
+/// stay as they are.
+pub(crate) fn by_importance(problem: &Problem<'_>, flows: Flows, rings: usize) -> Flows {
+    if problem.classes == 1 || flows.dropped.iter().all(|rate| *rate <= 0.0) {
+        return flows;
+    }
+    let loads = problem.loads(&flows);
+    // Nothing is room: what a return has yet to serve again is for its pace to decide.
+    let ceilings: Vec<f64> = loads.iter().map(|load| load - TOLERANCE).collect();
+    let homeless = vec![0.0; flows.dropped.len()];
+    let mut fill = Fill { problem, flows, loads, homeless, least_keep: f64::MIN_POSITIVE };
+    fill.admit(rings, &ceilings);
+    fill.flows
+}
+
 struct Fill<'a> {
     problem: &'a Problem<'a>,
     flows: Flows,

@@ -6,6 +6,7 @@ use crate::{
     pid_controller::{MIN_CHANGE, Pid},
     planner_state::PlannerState,
     region_flows::Flows,
+    ring_fill::by_importance,
     ring_matrix::RingMatrix,
     rings_policy::RingsPolicy,
     round_problem::Problem,
@@ -22,6 +23,8 @@ const RETURN_PER_SECOND: f64 = 0.01;
 pub(crate) const DEAD_BAND: f64 = 0.005;
 /// The same where reports are noisy.
 const MOST_DEAD_BAND: f64 = 0.08;
+/// A region is above the last threshold, and not by noise, from so many standard deviations of its load on.
+const FULL_BAND: f64 = 3.0;
 /// Differences of shares below this come from sums in another order.
 const ROUNDING: f64 = 1e-6;
 /// The interval that a first round counts as, in seconds.
@@ -79,8 +82,10 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
     // After a pause nothing is caught up on: the pace of a minute in one step is none.
     let seconds = seconds.min(LONGEST_INTERVAL);
     let flows = round.flows(&mut next, seconds);
-    let full: Vec<bool> =
-        problem.loads(&round.current).into_iter().map(|load| load > policy.ceiling()).collect();
+    // Sources have paces of their own, so between two plans that drop calls by class, their flows may not.
+    let flows = by_importance(&problem, flows, policy.rings.len());
+    let loads = problem.loads(&round.current);
+    let full: Vec<bool> = loads.iter().zip(&round.ceilings).map(|(load, ceiling)| load > ceiling).collect();
     next.tables = without_noise(problem.tables_of(&flows), &state.tables, &full);
     next.planned_at_ms = Some(observation.now_ms);
     let shifts = explain(policy, &problem, &state.tables, &next.tables);
@@ -127,6 +132,8 @@ struct Round<'a> {
     current: Flows,
     /// By source, the differences of its shares that cause no change.
     dead_bands: Vec<f64>,
+    /// By region, the load above which it is above the last threshold, and not by noise.
+    ceilings: Vec<f64>,
 }
 
 impl<'a> Round<'a> {
@@ -143,7 +150,9 @@ impl<'a> Round<'a> {
             noise.clamp(DEAD_BAND, MOST_DEAD_BAND)
         };
         let dead_bands = problem.noise(&current).into_iter().enumerate().map(band).collect();
-        Self { policy, problem, targets, before, current, dead_bands }
+        let ceiling = |error: f64| policy.ceiling() * (1.0 + (FULL_BAND * error).min(policy.margin));
+        let ceilings = problem.errors(&current).into_iter().map(ceiling).collect();
+        Self { policy, problem, targets, before, current, dead_bands, ceilings }
     }
 
     /// The flows after this round.
@@ -151,7 +160,7 @@ impl<'a> Round<'a> {
         let (aim, current) = (&self.targets.aim, &self.current);
         let loads = self.problem.loads(current);
         // Above the last threshold, waiting is worse than a reaction that is too strong.
-        if loads.iter().any(|load| *load > self.policy.ceiling()) {
+        if loads.iter().zip(&self.ceilings).any(|(load, ceiling)| load > ceiling) {
             return self.relief(next, current, &loads, seconds);
         }
         let home = self.targets.homeward(self.problem, current);
@@ -181,7 +190,9 @@ impl<'a> Round<'a> {
             let are = |direction| (0..directions.len()).filter(move |at| directions[*at] == direction);
             let most = (RETURN_PER_SECOND * seconds).max(MIN_CHANGE);
             let loads = self.targets.expected_loads(self.before, (are(Direction::Return), &home));
-            let stay = are(Direction::Stay).map(|source| (source, self.dead_bands[source]));
+            // Callers that vanished with their region need the room that their table has for their return, not that of a trace of calls.
+            let stay = are(Direction::Stay).filter(|source| !self.problem.is_absent(*source));
+            let stay = stay.map(|source| (source, self.dead_bands[source]));
             self.targets.draw_near((self.policy, self.problem), loads, (stay, most), &mut flows);
         }
         flows
@@ -204,7 +215,9 @@ impl<'a> Round<'a> {
                     self.blend(source, &mut flows, current, 1.0);
                     self.blend(source, &mut flows, &home, part);
                 }
-                Direction::Stay if comes_back => {
+                Direction::Stay
+                    if comes_back || self.distance(source, current, aim) < self.dead_bands[source] =>
+                {
                     pid.rest();
                     self.blend(source, &mut flows, current, 1.0);
                 }
@@ -212,7 +225,8 @@ impl<'a> Round<'a> {
             }
             self.pace_return(source, &mut flows, current, seconds);
         }
-        let bounds = self.problem.loads(aim).into_iter().map(|load| load.max(self.policy.ceiling()));
+        let bounds =
+            self.problem.loads(aim).into_iter().zip(&self.ceilings).map(|(load, most)| load.max(*most));
         let is_relief =
             self.problem.loads(&flows).iter().zip(bounds).all(|(load, bound)| *load <= bound + 1e-9);
         if is_relief {
@@ -294,7 +308,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn direction(&self, source: usize, is_leaving: bool, current: &Flows, loads: &[f64]) -> Direction {
+    fn direction(&self, source: usize, is_moving: bool, current: &Flows, loads: &[f64]) -> Direction {
         let Targets { least, aim, back, .. } = self.targets;
         let (away, dropped) = self.away(source, current);
         let (least_away, least_dropped) = self.away(source, least);
@@ -310,19 +324,21 @@ impl<'a> Round<'a> {
         };
         let uses_hot = (0..self.problem.regions).any(is_hot);
         // A change that has begun is made up to its aim, beyond the threshold.
-        let (aim_away, _) = self.away(source, aim);
-        let is_short = is_leaving && away < aim_away - DEAD_BAND.max(band / 3.0);
+        let (aim_away, aim_dropped) = self.away(source, aim);
+        let is_short = is_moving && away < aim_away - DEAD_BAND.max(band / 3.0);
         // Higher thresholds may keep fewer calls at home: they leave more room in the nearest regions.
         let least_away = match self.problem.is_whole(source) {
             true => least_away.min(aim_away - band.min(self.margin(source))),
             false => least_away,
         };
-        let is_above = away < least_away - ROUNDING || dropped < least_dropped - ROUNDING;
+        let drops_band = (FULL_BAND * self.problem.demand_error()).min(self.policy.margin);
+        let is_above = away < least_away - ROUNDING || dropped < least_dropped - drops_band.max(ROUNDING);
+        let serves_again = is_moving && dropped > aim_dropped + DEAD_BAND;
         // Where all calls fit at home, the last of them come back.
         let back_band = if back_away < DEAD_BAND { DEAD_BAND } else { band };
-        if is_above || is_short || uses_hot || self.drops_wrong_class(source, current) {
+        if is_above || is_short || uses_hot {
             Direction::Leave
-        } else if away > back_away + back_band || dropped > back_dropped + DEAD_BAND {
+        } else if away > back_away + back_band || dropped > back_dropped + DEAD_BAND || serves_again {
             Direction::Return
         } else {
             Direction::Stay
@@ -332,21 +348,6 @@ impl<'a> Round<'a> {
     /// The share of a source's calls that is as much load at home as a shift aims below the threshold.
     fn margin(&self, source: usize) -> f64 {
         self.policy.margin / (self.problem.offered(source) * self.problem.cost[source])
-    }
-
-    /// Whether calls are dropped of a class, and not by the aim, while less important ones of the source are served.
-    fn drops_wrong_class(&self, source: usize, current: &Flows) -> bool {
-        let (classes, least) = (self.problem.classes, share(MIN_SHARE));
-        let dropped = |flows: &Flows, class: usize| flows.dropped[flows.row(source, class)];
-        let is_wrong = |class: &usize| {
-            let excess = dropped(current, *class) - dropped(&self.targets.aim, *class);
-            excess > least * self.problem.demand(source, *class)
-        };
-        let served = |class: usize| self.problem.demand(source, class) - dropped(current, class);
-        let first = (0..classes).find(is_wrong);
-        first.is_some_and(|first| {
-            (first + 1..classes).map(served).sum::<f64>() > least * self.problem.offered(source)
-        })
     }
 
     /// Lets calls of a source leave, too, whose region has no room for those of others that have to leave theirs, if that is

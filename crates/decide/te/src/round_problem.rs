@@ -116,6 +116,11 @@ impl<'a> Problem<'a> {
         flows.dropped.iter().sum::<f64>() > SHORTAGE * self.demand.iter().sum::<f64>()
     }
 
+    /// Whether the callers of a region vanished with it.
+    pub(crate) fn is_absent(&self, source: usize) -> bool {
+        self.absent.contains(&source)
+    }
+
     pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {
         self.demand[source * self.classes + class]
     }
@@ -177,6 +182,30 @@ impl<'a> Problem<'a> {
         let arrivals = flows.arrivals().into_iter().zip(&self.unreported).map(|(rate, more)| rate + more);
         let load = |(rate, cost): (f64, &f64)| if cost.is_finite() { rate * cost } else { 0.0 };
         arrivals.zip(&self.cost).map(load).collect()
+    }
+
+    /// The standard deviation of the load of all regions together, as a part of it.
+    pub(crate) fn demand_error(&self) -> f64 {
+        let offered: Vec<f64> = (0..self.regions).map(|source| self.offered(source)).collect();
+        let total: f64 = offered.iter().sum();
+        let variance: f64 = offered.iter().zip(&self.error).map(|(rate, error)| (rate * error).powi(2)).sum();
+        if total > 0.0 { variance.sqrt() / total } else { 0.0 }
+    }
+
+    /// By region, the standard deviation of the load that calls of these flows make, as a part of it.
+    pub(crate) fn errors(&self, flows: &Flows) -> Vec<f64> {
+        let arrivals = flows.arrivals();
+        let variance = |region: usize| {
+            let of_source = |source: usize| {
+                let calls: f64 = (0..self.classes).map(|class| flows.get(source, class, region)).sum();
+                (calls * self.error[source]).powi(2)
+            };
+            (0..self.regions).map(of_source).sum::<f64>()
+        };
+        let error = |region: usize| {
+            if arrivals[region] > 0.0 { variance(region).sqrt() / arrivals[region] } else { 0.0 }
+        };
+        (0..self.regions).map(error).collect()
     }
 
     /// By source, the share of its calls that the noise of reports can seem to move: three times the standard deviation of the calls

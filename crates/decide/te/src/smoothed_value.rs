@@ -4,8 +4,13 @@
 const REMEMBERED: usize = 32;
 /// Before so many of them are known, every value counts in full.
 const MIN_REMEMBERED: usize = 8;
-/// The median of what [`Smoothed::residual`] gives for white noise with a standard deviation of 1.
+/// The part of the residuals that counts: the greatest are those of changes.
+const TRIMMED: f64 = 0.875;
+/// The mean of that part, and the median, of what [`Smoothed::residual`] gives for white noise with a standard deviation of 1.
+const MEAN_OF_RESIDUALS: f64 = 0.772;
 const MEDIAN_OF_RESIDUALS: f64 = 0.826;
+/// The median is less precise, and hardly moved by changes. By the mean, the noise is at most this multiple of that by the median.
+const MOST_BY_MEDIAN: f64 = 1.5;
 /// A value so many standard deviations away is no noise, and this much more for values of a second: those of longer intervals
 /// come seldom, and so do false alarms.
 const OUTLIER: f64 = 4.0;
@@ -13,13 +18,23 @@ const OUTLIER_OF_SECOND: f64 = 1.0;
 /// Deviations are summed up beyond this, in standard deviations, and no noise once the sum is above the other, for values of
 /// a second.
 const SLACK: f64 = 0.5;
-const DECISION: f64 = 8.0;
+const DECISION: f64 = 9.0;
 /// The noise that is left in the mean, as a part of it.
-const WANTED_NOISE: f64 = 0.015;
+const WANTED_NOISE: f64 = 0.005;
+/// A trend is a line through so many values whose slope is so many of its standard deviations from 0.
+const LINE: usize = 6;
+const TREND: f64 = 4.0;
+/// What values that are taken for changes and are none add to the variance of the mean, as a part of that of the values: by simulation of
+/// white noise.
+const FALSE_CHANGES: f64 = 0.02;
 /// However large the noise is, a value of so many milliseconds counts in full.
 const LONGEST_MEMORY_MS: f64 = 60_000.0;
 /// Deviations below this part of the mean are rounding errors.
 const ROUNDING: f64 = 1e-9;
+/// The standard deviation of the slope of a line through [`LINE`] values with a standard deviation of 1.
+const SLOPE_ERROR: f64 = 0.239;
+/// Intervals count as at least this long.
+const SHORTEST_INTERVAL_MS: f64 = 200.0;
 
 /// A number that is smoothed by its own noise: one without noise is followed at once, and one with noise as slowly as
 /// that asks for. A change that is no noise is followed at once as well.
@@ -30,15 +45,21 @@ const ROUNDING: f64 = 1e-9;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Smoothed {
     mean: f64,
-    /// When the last value was of, how long after the one before, and the last two values.
+    /// When the last value was of, how long after the one before, and the last values.
     at_ms: u64,
     interval_ms: f64,
-    last: [f64; 2],
+    last: [f64; LINE],
+    /// How much more each value is than the one before, while the last ones are on a line.
+    slope: f64,
     /// How many values there were, in all and since the last change.
     count: usize,
     since_change: f64,
-    /// The last residuals.
+    /// 1 or -1 while each value since the last change is farther the same way: it goes on, or its first value was that of a part of an
+    /// interval.
+    direction: f64,
+    /// The last residuals, and the standard deviation that they show; 0 while too few are known.
     residuals: [f32; REMEMBERED],
+    noise: f64,
     above: Run,
     below: Run,
 }
@@ -55,7 +76,7 @@ struct Run {
 impl Smoothed {
     /// A number of which one value is known.
     pub(crate) fn of(value: f64) -> Self {
-        Self { mean: value, last: [value; 2], count: 1, since_change: 1.0, ..Self::default() }
+        Self { mean: value, last: [value; LINE], count: 1, since_change: 1.0, ..Self::default() }
     }
 
     /// Takes a value of this time, and returns the mean.
@@ -67,25 +88,42 @@ impl Smoothed {
         self.interval_ms = at_ms.saturating_sub(self.at_ms) as f64;
         self.at_ms = at_ms;
         self.remember(value);
-        let noise = self.noise();
+        let noise = self.noise;
         let deviation = value - self.mean;
-        let most = (OUTLIER + OUTLIER_OF_SECOND / self.seconds()) * noise;
-        if noise <= ROUNDING * self.mean.abs() || deviation.abs() > most {
+        let line = self.line(noise);
+        self.slope = line.map_or(0.0, |line| line.slope);
+        if self.is_far(deviation, noise) {
             self.restart(value, 1.0);
+        } else if self.since_change <= 1.0 && deviation * self.direction > noise {
+            self.restart(value, 1.0);
+        } else if let Some(line) = line {
+            // The end of a line through six values is as precise as a mean of two.
+            self.restart(line.end, 2.0);
         } else if let Some(run) = self.changed(value, deviation / noise) {
             self.restart(run.sum / run.count, run.count);
         } else {
             // What was before the last change says nothing: first the mean is that of the values since.
             self.since_change += 1.0;
+            self.direction = 0.0;
             let weight = self.weight(noise, self.interval_ms).max(1.0 / self.since_change);
             self.mean += weight * deviation;
         }
         self.mean
     }
 
+    /// Whether a value is so far from the mean that it is no noise.
+    pub(crate) fn is_outlier(&self, value: f64) -> bool {
+        self.is_far(value - self.mean, self.noise)
+    }
+
+    fn is_far(&self, deviation: f64, noise: f64) -> bool {
+        let most = (OUTLIER + OUTLIER_OF_SECOND / self.seconds()) * noise;
+        noise <= ROUNDING * self.mean.abs() || deviation.abs() > most
+    }
+
     /// Lets the next value count in full, as after a change: what is measured has changed, and the values so far say nothing of it.
     pub(crate) fn forget(&mut self) {
-        self.since_change = 0.0;
+        (self.since_change, self.direction) = (0.0, 0.0);
         (self.above, self.below) = (Run::default(), Run::default());
     }
 
@@ -104,11 +142,28 @@ impl Smoothed {
         self.mean
     }
 
+    /// The mean to be expected so long after its last value: higher, if values rise along a line.
+    pub(crate) fn ahead(&self, by_ms: f64) -> f64 {
+        let intervals = by_ms / self.interval_ms.max(SHORTEST_INTERVAL_MS);
+        self.mean + self.slope.max(0.0) * intervals
+    }
+
+    /// Half of the interval of the last value: it is a mean over that.
+    pub(crate) fn half_interval_ms(&self) -> f64 {
+        self.interval_ms / 2.0
+    }
+
+    /// When the last value was of.
+    pub(crate) fn at_ms(&self) -> u64 {
+        self.at_ms
+    }
+
     /// The standard deviation of the mean.
     pub(crate) fn error(&self) -> f64 {
-        let noise = self.noise();
+        let noise = self.noise;
         let weight = self.weight(noise, self.interval_ms);
-        noise * (weight / (2.0 - weight)).sqrt()
+        let settled = weight / (2.0 - weight);
+        noise * (settled.max(1.0 / self.since_change.max(1.0)) + FALSE_CHANGES).sqrt()
     }
 
     /// How much less than the other values one counts, at most 1.
@@ -134,9 +189,11 @@ impl Smoothed {
     /// once it is scaled; as it was, it would be that of the old mean until half of the residuals are new.
     fn restart(&mut self, mean: f64, values: f64) {
         if self.mean > 0.0 && mean > 0.0 {
-            let scale = (mean / self.mean).sqrt() as f32;
-            self.residuals.iter_mut().for_each(|residual| *residual *= scale);
+            let scale = (mean / self.mean).sqrt();
+            self.residuals.iter_mut().for_each(|residual| *residual *= scale as f32);
+            self.noise *= scale;
         }
+        self.direction = (mean - self.mean).signum();
         (self.mean, self.since_change) = (mean, values);
         (self.above, self.below) = (Run::default(), Run::default());
     }
@@ -145,17 +202,36 @@ impl Smoothed {
         if self.count >= 2 {
             self.residuals[self.count % REMEMBERED] = self.residual(value) as f32;
         }
-        self.last = [self.last[1], value];
+        self.last.rotate_left(1);
+        self.last[LINE - 1] = value;
         self.count += 1;
+        self.noise = self.estimated_noise();
     }
 
     /// How far the last value is from the line through this one and the one before: of white noise, what is left of a ramp.
     fn residual(&self, value: f64) -> f64 {
-        (self.last[1] - f64::midpoint(self.last[0], value)).abs()
+        let [.., before, last] = self.last;
+        (last - f64::midpoint(before, value)).abs()
     }
 
-    /// The standard deviation; 0 while too few values are known.
-    fn noise(&self) -> f64 {
+    /// The line through the last values, if they rise or fall along it: neither noise nor a step.
+    fn line(&self, noise: f64) -> Option<Line> {
+        if self.is_new() {
+            return None;
+        }
+        let line = Line::through(&self.last);
+        let [.., before, _, last] = self.last;
+        // A trend that ends is no longer one of the last values.
+        let late = (last - before) / 2.0;
+        let slope =
+            if late * line.slope > 0.0 { line.slope.abs().min(late.abs()).copysign(line.slope) } else { 0.0 };
+        let is_trend = line.slope.abs() > (TREND * noise * SLOPE_ERROR).max(ROUNDING * self.mean.abs());
+        (is_trend && slope != 0.0 && line.squares < squares_of_step(&self.last))
+            .then_some(Line { slope, ..line })
+    }
+
+    /// The standard deviation by the residuals.
+    fn estimated_noise(&self) -> f64 {
         let known = self.count.saturating_sub(2).min(REMEMBERED);
         if known < MIN_REMEMBERED {
             return 0.0;
@@ -163,8 +239,46 @@ impl Smoothed {
         let mut residuals = self.residuals;
         // Those that are not known yet are 0, and come first.
         residuals.sort_unstable_by(f32::total_cmp);
-        f64::from(residuals[REMEMBERED - known + known / 2]) / MEDIAN_OF_RESIDUALS
+        let known = &residuals[REMEMBERED - known..];
+        let by_median = f64::from(known[known.len() / 2]) / MEDIAN_OF_RESIDUALS;
+        let counting = &known[..(known.len() as f64 * TRIMMED) as usize];
+        let mean = counting.iter().map(|one| f64::from(*one)).sum::<f64>() / counting.len() as f64;
+        (mean / MEAN_OF_RESIDUALS).min(MOST_BY_MEDIAN * by_median)
     }
+}
+
+/// A line through equally distant values.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    /// From one value to the next.
+    slope: f64,
+    /// At the last value.
+    end: f64,
+    /// The sum of the squared distances of values from it.
+    squares: f64,
+}
+
+impl Line {
+    /// The line of the least squares.
+    fn through(values: &[f64; LINE]) -> Self {
+        let mean = values.iter().sum::<f64>() / LINE as f64;
+        let position = |at: usize| at as f64 - (LINE - 1) as f64 / 2.0;
+        let spread: f64 = (0..LINE).map(|at| position(at).powi(2)).sum();
+        let slope = values.iter().enumerate().map(|(at, value)| position(at) * value).sum::<f64>() / spread;
+        let distance = |(at, value): (usize, &f64)| value - mean - slope * position(at);
+        let squares = values.iter().enumerate().map(|one| distance(one).powi(2)).sum();
+        Self { slope, end: mean + slope * position(LINE - 1), squares }
+    }
+}
+
+/// The least sum of squared distances from two means, of the values before some moment and after it.
+fn squares_of_step(values: &[f64; LINE]) -> f64 {
+    let squares = |part: &[f64]| {
+        let mean = part.iter().sum::<f64>() / part.len() as f64;
+        part.iter().map(|value| (value - mean).powi(2)).sum::<f64>()
+    };
+    let at = |at: usize| squares(&values[..at]) + squares(&values[at..]);
+    (1..LINE).map(at).fold(f64::INFINITY, f64::min)
 }
 
 impl Run {
@@ -224,18 +338,36 @@ mod tests {
         for (from, to) in [(1_000.0, 100.0), (100.0, 1_000.0)] {
             let mut number = Smoothed::default();
             let level = |second: u64| if second <= 60 { from } else { to };
-            let mut errors = Vec::new();
+            let mut noises = Vec::new();
             for (second, noise) in (1..).zip(noise(120)) {
                 let mean: f64 = level(second);
                 number.observe(mean + 1.7 * mean.sqrt() * noise, second * 1_000);
-                errors.push(number.error());
+                noises.push(number.noise);
             }
-            let (soon, settled) = (errors[65], errors[119]);
+            let (soon, settled) = (noises[65], noises[119]);
             assert!(
                 (0.5..2.0).contains(&(soon / settled)),
                 "{soon} and later {settled}, from {from} to {to}"
             );
         }
+    }
+
+    #[test]
+    fn smoothed_value_foretells_ramp_until_it_ends_and_no_step() {
+        let level = |second: u64| 100.0 + 10.0 * second.saturating_sub(60).min(12) as f64;
+        let (mut ramp, mut step) = (Smoothed::default(), Smoothed::default());
+        for (second, noise) in (1..).zip(noise(90)) {
+            ramp.observe(level(second) + 5.0 * noise, second * 1_000);
+            let after_step = if second > 60 { 150.0 } else { 100.0 };
+            step.observe(after_step + 5.0 * noise, second * 1_000);
+            assert_eq!(step.ahead(3_000.0), step.mean(), "{second} s");
+            if (67..=70).contains(&second) {
+                let foretold = ramp.ahead(3_000.0);
+                let error = foretold - level(second) - 30.0;
+                assert!(error.abs() < 20.0, "{foretold} at {second} s, {error} beside the ramp");
+            }
+        }
+        assert!((ramp.ahead(3_000.0) - 220.0).abs() < 5.0, "{}", ramp.ahead(3_000.0));
     }
 
     #[test]

@@ -12,6 +12,9 @@ use crate::{
 /// Loads within this of a ceiling are at it.
 const TOLERANCE: f64 = 1e-6;
 
+/// Room for dropped calls is no noise from so many standard deviations of all demand on.
+const DROPS_BAND: f64 = 3.0;
+
 /// Where calls go if thresholds are exactly met, where a shift aims, and what would have to stay away for calls to
 /// return.
 ///
@@ -28,18 +31,20 @@ pub(crate) struct Targets<'a> {
 impl<'a> Targets<'a> {
     pub(crate) fn new(policy: &RingsPolicy, problem: &Problem<'a>, state: &PlannerState) -> Self {
         let least = problem.fill(&policy.thresholds(0.0), &ceilings(policy, None, problem.regions));
-        let short = is_short(policy, problem, &least);
+        let mut short = is_short(policy, problem, &least);
+        let stays_short = stays_short(policy, problem, &state.tables);
+        short.iter_mut().zip(&stays_short).for_each(|(short, stays)| *short |= stays);
         let by = policy.margin;
         let aim =
             problem.fill(&policy.thresholds(by), &ceilings(policy, Some((&short, by)), problem.regions));
         let peaks = problem.at_peaks(state);
-        let mut back = back(policy, (problem, &peaks), state, short);
+        let mut back = back(policy, (problem, &peaks), state, (short, &stays_short));
         keep_away(problem, &aim, &mut back);
         Self { least, aim, back, peaks }
     }
 
     /// The target of sources whose calls return: home, from the farthest regions first. No call is dropped for it, and
-    /// none goes to another region, unless calls that were dropped are served again.
+    /// none goes to another region, unless calls that were dropped are served again: as many of them as a shift would have served.
     pub(crate) fn homeward(&self, problem: &Problem<'_>, current: &Flows) -> Flows {
         let mut flows = current.clone();
         for source in 0..problem.regions {
@@ -47,10 +52,10 @@ impl<'a> Targets<'a> {
             let dropped = |flows: &Flows| {
                 rows.clone().map(|class| flows.dropped[flows.row(source, class)]).sum::<f64>()
             };
-            let serves_again = dropped(current) > dropped(&self.back) + DEAD_BAND * problem.offered(source);
+            let serves_again = dropped(current) > dropped(&self.aim) + DEAD_BAND * problem.offered(source);
             for class in 0..problem.classes {
                 match serves_again {
-                    true => flows.set_shares((source, class), problem.demand(source, class), &self.back),
+                    true => flows.set_shares((source, class), problem.demand(source, class), &self.aim),
                     false => self.bring_home((source, class), problem, &mut flows),
                 }
             }
@@ -195,6 +200,17 @@ fn is_short(policy: &RingsPolicy, problem: &Problem<'_>, least: &Flows) -> Vec<b
     problem.loads(least).iter().map(|load| drops && *load >= policy.ceiling() - TOLERANCE).collect()
 }
 
+/// The regions that calls may use of which the tables drop some: they stay short until there is room below the last threshold for
+/// all, or calls would be dropped and served again for ever.
+fn stays_short(policy: &RingsPolicy, problem: &Problem<'_>, tables: &Tables) -> Vec<bool> {
+    let drops = |source: &usize| (0..problem.classes).any(|class| tables.of(*source, class).dropped > 0);
+    // Callers that vanished with their region make no calls.
+    let is_present = |source: &usize| !problem.is_absent(*source);
+    let dropping: Vec<usize> = (0..problem.regions).filter(is_present).filter(drops).collect();
+    let may_use = |source: usize, to: usize| source == to || problem.ring(source, to) <= policy.rings.len();
+    (0..problem.regions).map(|to| dropping.iter().any(|source| may_use(*source, to))).collect()
+}
+
 /// Keeps calls of a source away as far as a shift aims to move them. In a shortage lower ceilings drop more calls of others,
 /// which would leave it room at home: its calls would come back and leave again for ever.
 fn keep_away(problem: &Problem<'_>, aim: &Flows, back: &mut Flows) {
@@ -212,16 +228,19 @@ fn back(
     policy: &RingsPolicy,
     (problem, peaks): (&Problem<'_>, &Problem<'_>),
     state: &PlannerState,
-    mut short: Vec<bool>,
+    (mut short, stays_short): (Vec<bool>, &[bool]),
 ) -> Flows {
     let by = policy.margin + policy.hysteresis;
     if state.tables.drops() {
         // Calls are served again once there is room for the greatest demand of late.
         let least = peaks.fill(&policy.thresholds(0.0), &ceilings(policy, None, problem.regions));
         short = is_short(policy, peaks, &least);
+        short.iter_mut().zip(stays_short).for_each(|(short, stays)| *short |= stays);
     }
+    // Dropped calls cost more than those that travel: they return as soon as their room is no noise of the reports.
+    let dropping = policy.margin + (DROPS_BAND * problem.demand_error()).clamp(DEAD_BAND, policy.hysteresis);
     let (thresholds, ceilings) =
-        (policy.thresholds(by), ceilings(policy, Some((&short, by)), problem.regions));
+        (policy.thresholds(by), ceilings(policy, Some((&short, dropping)), problem.regions));
     let by_peaks = peaks.fill(&thresholds, &ceilings);
     let mut back = problem.fill(&thresholds, &ceilings);
     for source in 0..problem.regions {

@@ -153,8 +153,12 @@ pub fn poisson(rate: f64, random: &mut Noise) -> f64 {
     rate + rate.sqrt() * random.normal()
 }
 
-/// A round of a second. Callers and servers count in other seconds, and the load is that of calls of different lengths.
-pub fn noisy_second(world: &mut World, noise: fn(f64, &mut Noise) -> f64, random: &mut Noise) -> Plan {
+/// What is observed with noise. Callers and servers count in other seconds, and the load is that of calls of different lengths.
+pub fn noisy_observation(
+    world: &World,
+    noise: fn(f64, &mut Noise) -> f64,
+    random: &mut Noise,
+) -> Observation {
     let mut observation = world.observation();
     for region in &mut observation.regions {
         let callers = region.callers.as_mut().unwrap();
@@ -165,7 +169,13 @@ pub fn noisy_second(world: &mut World, noise: fn(f64, &mut Noise) -> f64, random
         servers.load = (servers.load * work * received / servers.received.max(1.0)).clamp(0.0, 1.0);
         servers.received = received;
     }
+    observation
+}
+
+/// A round of a second.
+pub fn noisy_second(world: &mut World, noise: fn(f64, &mut Noise) -> f64, random: &mut Noise) -> Plan {
     // Counts of few calls differ so much now and then that a round is refused.
+    let observation = noisy_observation(world, noise, random);
     let plan = world.plan(&observation);
     world.now_ms -= 4_000;
     plan
