@@ -118,9 +118,14 @@ pub fn transport() -> Transport {
 /// Transport of a command to a process of the mesh: over TCP with the identity that this machine's agent gives, if the
 /// agent is a member of a trust domain. A Unix socket needs no identity.
 pub async fn transport_to(address: &Address) -> Transport {
+    transport_with(agent(), address).await
+}
+
+/// Like [`transport_to`], with the identity that `agent` gives.
+async fn transport_with(agent: Address, address: &Address) -> Transport {
     match address {
         Address::Unix(_) => transport(),
-        Address::Tcp(_) => transport_of_agent(agent(), None, SOFTWARE).await,
+        Address::Tcp(_) => transport_of_agent(agent, None, SOFTWARE).await,
     }
 }
 
@@ -166,7 +171,7 @@ pub fn agent() -> Address {
 async fn transport_of_user(target: &TargetArgs, address: &Address) -> Result<Transport, Failure> {
     let transport = match (target.one_way_tls()?, address) {
         (Some(one_way), Address::Tcp(_)) => Transport::tls(Arc::new(one_way)),
-        _ => transport_to(address).await,
+        _ => transport_with(target.own_agent().cloned().unwrap_or_else(agent), address).await,
     };
     Ok(match target.token()? {
         Some(token) => transport.with_token(token),
