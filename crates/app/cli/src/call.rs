@@ -59,7 +59,7 @@ pub struct CallArgs {
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE", value_parser = request_args::header)]
     headers: Vec<(String, String)>,
     /// Timeout of the call; without it, the timeouts of the service's policy apply.
-    #[arg(long, value_parser = spec::read_duration, value_name = "DURATION")]
+    #[arg(long, value_parser = timeout, value_name = "DURATION")]
     timeout: Option<Duration>,
     /// Print the responding endpoint, attempts, duration and headers to standard error.
     #[arg(short, long)]
@@ -77,6 +77,15 @@ pub struct CallArgs {
     region: Region,
     #[command(flatten)]
     output_args: OutputArgs,
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    match spec::read_duration(text).map_err(|problem| problem.to_string())? {
+        Duration::ZERO => {
+            Err("0s is out of range; write 1ms or more, or leave it out for the policy's timeouts".to_owned())
+        }
+        timeout => Ok(timeout),
+    }
 }
 
 fn method(text: &str) -> Result<Method, String> {

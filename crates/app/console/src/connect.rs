@@ -49,7 +49,7 @@ pub fn address_hint(tried: &Address) -> String {
     }
     let mut hint = "give another address with --control ADDRESS or FAIRMESH_CONTROL".to_owned();
     if matches!(&agent, Address::Unix(socket) if socket.exists()) {
-        hint += ", such as that of the control plane which the agent of this machine follows";
+        hint += ", such as the control plane that the agent of this machine follows";
     }
     hint
 }
@@ -284,7 +284,7 @@ fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -
     }
     let lacks = transport.lacks_identity().filter(|_| matches!(error, ConnectError::Unreachable { .. }))?;
     let hint = format!(
-        "see the log of that agent, or name another one with FAIRMESH_AGENT; or {}, such as the Unix socket of the control plane",
+        "see the log of that agent, or name another one with FAIRMESH_AGENT; or {}; the Unix socket of a control plane needs no identity",
         address_hint(address)
     );
     Some(Failure::failed_with(format!("{problem}: {lacks}"), hint))
