@@ -309,6 +309,11 @@ pub fn unreachable(address: &Address, error: &ConnectError) -> Failure {
             format!("no host is known by the name in {address}"),
             format!("check the name, and the DNS of this machine; or {}", address_hint(address)),
         ),
+        ConnectError::Unreachable { source, .. } if error.is_plaintext_peer() => Failure::failed_with(
+            format!("cannot reach the control plane at {address}: {source}"),
+            "for a mesh without a trust domain whose machine has no agent of its own, set FAIRMESH_AGENT=unix:/none; or give the \
+             Unix socket of the control plane",
+        ),
         ConnectError::Unreachable { source, .. } => Failure::failed_with(
             format!("cannot reach the control plane at {address}: {source}"),
             format!(
