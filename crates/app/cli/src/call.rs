@@ -11,7 +11,7 @@ use clap::Args;
 use fairmesh_calls::{
     MeshBuilder,
     discovery::ServiceState,
-    forwarding::{CallInfo, route_backend_name, send_noted, service_state},
+    forwarding::{CallInfo, route_backend_name, send_noted, service_state, with_identity_wait},
     observe::AttemptRecord,
 };
 use fairmesh_client::{Body, Fault, FaultKind, Mesh, ServiceHandle, Trace};
@@ -29,6 +29,9 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::request_args;
+
+/// Time for which a call without `--timeout` waits for its identity.
+const IDENTITY_WAIT: Duration = Duration::from_secs(15);
 
 /// Arguments of `fairmesh call`.
 #[derive(Debug, Args)]
@@ -238,7 +241,9 @@ impl fmt::Display for Injected {
 }
 
 async fn connect_mesh(args: &CallArgs) -> Result<Mesh, Invalid> {
-    let mut mesh = Mesh::builder().client_id("fairmesh call");
+    // An agent on a busy machine may take seconds; one that refuses or is not there ends the wait.
+    let wait = args.timeout.unwrap_or(IDENTITY_WAIT);
+    let mut mesh = with_identity_wait(Mesh::builder().client_id("fairmesh call"), wait);
     if let Some(identity) = &args.identity {
         mesh = mesh.identity(identity.clone());
     }

@@ -35,6 +35,7 @@ pub struct MeshBuilder {
     observer: Option<Arc<dyn Observer>>,
     event_loops: usize,
     identities_only: bool,
+    identity_wait: Option<Duration>,
     authorizes_callers: bool,
     idle_timeout: Option<Duration>,
 }
@@ -131,6 +132,12 @@ impl MeshBuilder {
     /// See [`with_identities_only`](crate::forwarding::with_identities_only).
     pub(crate) fn identities_only(mut self) -> Self {
         self.identities_only = true;
+        self
+    }
+
+    /// See [`with_identity_wait`](crate::forwarding::with_identity_wait).
+    pub(crate) fn identity_wait(mut self, wait: Duration) -> Self {
+        self.identity_wait = Some(wait);
         self
     }
 
@@ -248,7 +255,7 @@ impl MeshBuilder {
             token,
             path: self.identity.clone(),
             software: format!("client {client_id}"),
-            patience: CONNECT_WAIT,
+            patience: self.identity_wait.unwrap_or(CONNECT_WAIT),
         };
         request.check()?;
         let identity = fairmesh_identity::ProgramIdentity::of_caller(request).await;

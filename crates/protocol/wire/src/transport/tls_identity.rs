@@ -54,8 +54,8 @@ pub trait SecureStream: AsyncRead + AsyncWrite + fmt::Debug + Send + Sync + Unpi
 /// Prefix of the error of a failed handshake, before the reason. For display.
 pub const HANDSHAKE_FAILED: &str = "the TLS handshake failed";
 
-/// Reason of a failed handshake with a server that speaks plaintext. For display, after [`HANDSHAKE_FAILED`].
-pub const SPEAKS_PLAINTEXT: &str = "the server speaks plaintext";
+/// Reason of a failed handshake with a peer that speaks plaintext. For display, after [`HANDSHAKE_FAILED`].
+pub const SPEAKS_PLAINTEXT: &str = "the other side speaks plaintext";
 
 /// Reason why a process without an identity cannot verify statements.
 pub(super) const NO_TRUST: &str =
