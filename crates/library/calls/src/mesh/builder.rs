@@ -147,8 +147,7 @@ impl MeshBuilder {
         self
     }
 
-    /// Sets how long a service without calls and handles is followed; 10 min by default. When it is called again later,
-    /// it is subscribed to again, and its connections are opened again.
+    /// Sets how long a service without calls and handles is followed; 10 min by default. A later call subscribes again.
     #[must_use]
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
         self.idle_timeout = Some(timeout);
@@ -164,8 +163,7 @@ impl MeshBuilder {
         self.connecting().await
     }
 
-    /// Connects. The future is boxed, so that everything it starts is compiled in this crate instead of again in each
-    /// program that connects.
+    /// Connects. The future is boxed, so that what it starts is compiled once, in this crate.
     fn connecting(self) -> Pin<Box<dyn Future<Output = Result<Mesh, Invalid>> + Send>> {
         Box::pin(self.start())
     }
