@@ -6,7 +6,7 @@
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## Run the shop on this machine, break it in six ways under load, and print what callers saw
+demo: ## Run the shop on this machine, break it in seven ways under load, and print what callers saw
 	@scripts/setup.sh build demo
 	cargo build --release --workspace --bin fairmesh
 	@"$${CARGO_TARGET_DIR:-target}/release/fairmesh" demo $(ARGS)

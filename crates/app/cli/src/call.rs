@@ -11,7 +11,7 @@ use clap::Args;
 use fairmesh_calls::{
     MeshBuilder,
     discovery::ServiceState,
-    forwarding::{CallInfo, route_backend_name, send_noted, service_state},
+    forwarding::{CallInfo, route_backend_name, send_noted, service_state, with_identity_wait},
     observe::AttemptRecord,
 };
 use fairmesh_client::{Body, Fault, FaultKind, Mesh, ServiceHandle, Trace};
@@ -29,6 +29,9 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::request_args;
+
+/// Time for which a call without `--timeout` waits for its identity.
+const IDENTITY_WAIT: Duration = Duration::from_secs(15);
 
 /// Arguments of `fairmesh call`.
 #[derive(Debug, Args)]
@@ -59,7 +62,7 @@ pub struct CallArgs {
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE", value_parser = request_args::header)]
     headers: Vec<(String, String)>,
     /// Timeout of the call; without it, the timeouts of the service's policy apply.
-    #[arg(long, value_parser = spec::read_duration, value_name = "DURATION")]
+    #[arg(long, value_parser = timeout, value_name = "DURATION")]
     timeout: Option<Duration>,
     /// Print the responding endpoint, attempts, duration and headers to standard error.
     #[arg(short, long)]
@@ -77,6 +80,15 @@ pub struct CallArgs {
     region: Region,
     #[command(flatten)]
     output_args: OutputArgs,
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    match spec::read_duration(text).map_err(|problem| problem.to_string())? {
+        Duration::ZERO => {
+            Err("0s is out of range; write 1ms or more, or leave it out for the policy's timeouts".to_owned())
+        }
+        timeout => Ok(timeout),
+    }
 }
 
 fn method(text: &str) -> Result<Method, String> {
@@ -229,7 +241,9 @@ impl fmt::Display for Injected {
 }
 
 async fn connect_mesh(args: &CallArgs) -> Result<Mesh, Invalid> {
-    let mut mesh = Mesh::builder().client_id("fairmesh call");
+    // An agent on a busy machine may take seconds; one that refuses or is not there ends the wait.
+    let wait = args.timeout.unwrap_or(IDENTITY_WAIT);
+    let mut mesh = with_identity_wait(Mesh::builder().client_id("fairmesh call"), wait);
     if let Some(identity) = &args.identity {
         mesh = mesh.identity(identity.clone());
     }

@@ -112,7 +112,7 @@ pub async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     };
     let ready = async {
         let deadline = started + START_TIMEOUT;
-        let target = TargetArgs::without_token(vec![args.control.clone()]);
+        let target = TargetArgs::in_own_mesh(vec![args.control.clone()], args.agent.address());
         if let Some(config) = &mut config {
             config.apply(&attempt(deadline, || connect(&target)).await?).await?;
         }

@@ -237,8 +237,19 @@ async fn start_move(args: MoveArgs) -> Result<ExitCode, Failure> {
 /// only role in which any instance has it.
 async fn replica_role(connection: &Connection, args: &MoveArgs) -> Result<Role, Failure> {
     let service = &args.of.service;
-    let map = apply::stored_map(connection, service).await?;
-    let shards = map.map(|map| map.shards).unwrap_or_default();
+    let Some(map) = apply::stored_map(connection, service).await? else {
+        return Err(Failure::failed_with(
+            format!("{service} has no shard map"),
+            "only sharded services have shards; see 'fairmesh get services'",
+        ));
+    };
+    let shards = map.shards;
+    if !shards.iter().any(|shard| shard.id == args.shard) {
+        return Err(Failure::failed_with(
+            format!("{service} has no shard {}", args.shard),
+            format!("list its shards with 'fairmesh shards get {service}'"),
+        ));
+    }
     let held = shards.iter().filter(|shard| shard.id == args.shard).flat_map(|shard| &shard.replicas);
     let held = held.filter(|replica| args.from.as_ref().is_none_or(|from| replica.instance == *from));
     let roles: BTreeSet<&Role> = held.map(|replica| &replica.role).collect();

@@ -39,12 +39,26 @@ pub struct TargetArgs {
     /// Whether the token may come from the environment.
     #[arg(skip = true)]
     takes_environment: bool,
+    /// The agent that gives the identity of this command, of a mesh that the command starts itself.
+    #[arg(skip)]
+    agent: Option<Address>,
 }
 
 impl TargetArgs {
     /// A target without a token.
     pub const fn without_token(control: Vec<Address>) -> Self {
-        Self { control, token_file: None, trust_bundle: None, takes_environment: false }
+        Self { control, token_file: None, trust_bundle: None, takes_environment: false, agent: None }
+    }
+
+    /// A target in a mesh that the command starts itself, with the identity of the mesh's own agent. The agent of this
+    /// machine may be a member of another mesh.
+    pub fn in_own_mesh(control: Vec<Address>, agent: Address) -> Self {
+        Self { agent: Some(agent), ..Self::without_token(control) }
+    }
+
+    /// The agent that gives the identity of this command, if it is not the agent of this machine.
+    pub const fn own_agent(&self) -> Option<&Address> {
+        self.agent.as_ref()
     }
 
     /// Addresses of control planes, at least one. Determined at each call, because a control plane that starts

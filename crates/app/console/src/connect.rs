@@ -49,7 +49,7 @@ pub fn address_hint(tried: &Address) -> String {
     }
     let mut hint = "give another address with --control ADDRESS or FAIRMESH_CONTROL".to_owned();
     if matches!(&agent, Address::Unix(socket) if socket.exists()) {
-        hint += ", such as that of the control plane which the agent of this machine follows";
+        hint += ", such as the control plane that the agent of this machine follows";
     }
     hint
 }
@@ -118,9 +118,14 @@ pub fn transport() -> Transport {
 /// Transport of a command to a process of the mesh: over TCP with the identity that this machine's agent gives, if the
 /// agent is a member of a trust domain. A Unix socket needs no identity.
 pub async fn transport_to(address: &Address) -> Transport {
+    transport_with(agent(), address).await
+}
+
+/// Like [`transport_to`], with the identity that `agent` gives.
+async fn transport_with(agent: Address, address: &Address) -> Transport {
     match address {
         Address::Unix(_) => transport(),
-        Address::Tcp(_) => transport_of_agent(agent(), None, SOFTWARE).await,
+        Address::Tcp(_) => transport_of_agent(agent, None, SOFTWARE).await,
     }
 }
 
@@ -166,7 +171,7 @@ pub fn agent() -> Address {
 async fn transport_of_user(target: &TargetArgs, address: &Address) -> Result<Transport, Failure> {
     let transport = match (target.one_way_tls()?, address) {
         (Some(one_way), Address::Tcp(_)) => Transport::tls(Arc::new(one_way)),
-        _ => transport_to(address).await,
+        _ => transport_with(target.own_agent().cloned().unwrap_or_else(agent), address).await,
     };
     Ok(match target.token()? {
         Some(token) => transport.with_token(token),
@@ -279,7 +284,7 @@ fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -
     }
     let lacks = transport.lacks_identity().filter(|_| matches!(error, ConnectError::Unreachable { .. }))?;
     let hint = format!(
-        "see the log of that agent, or name another one with FAIRMESH_AGENT; or {}, such as the Unix socket of the control plane",
+        "see the log of that agent, or name another one with FAIRMESH_AGENT; or {}; the Unix socket of a control plane needs no identity",
         address_hint(address)
     );
     Some(Failure::failed_with(format!("{problem}: {lacks}"), hint))
@@ -303,6 +308,11 @@ pub fn unreachable(address: &Address, error: &ConnectError) -> Failure {
         _ if error.is_unknown_host() => Failure::failed_with(
             format!("no host is known by the name in {address}"),
             format!("check the name, and the DNS of this machine; or {}", address_hint(address)),
+        ),
+        ConnectError::Unreachable { source, .. } if error.is_plaintext_peer() => Failure::failed_with(
+            format!("cannot reach the control plane at {address}: {source}"),
+            "for a mesh without a trust domain whose machine has no agent of its own, set FAIRMESH_AGENT=unix:/none; or give the \
+             Unix socket of the control plane",
         ),
         ConnectError::Unreachable { source, .. } => Failure::failed_with(
             format!("cannot reach the control plane at {address}: {source}"),

@@ -24,7 +24,7 @@ pub struct DnsArgs {
     zone: Zone,
     /// Address for services without a virtual address: an address at which the proxy listens or captures connections.
     /// May be repeated, for IPv4 and IPv6.
-    #[arg(long, value_name = "IP", default_value = "240.0.0.1", value_delimiter = ',')]
+    #[arg(long, value_name = "IP", default_value = "240.0.0.1", value_parser = answer, value_delimiter = ',')]
     address: Vec<IpAddr>,
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7454")]
@@ -33,6 +33,18 @@ pub struct DnsArgs {
     upstream: UpstreamArgs,
     #[command(flatten)]
     logging: Logging,
+}
+
+/// An address to respond with. Clients connect to it, which they cannot do at 0.0.0.0 or a group of hosts.
+fn answer(text: &str) -> Result<IpAddr, String> {
+    let address: IpAddr = text.parse().map_err(|_| format!("'{text}' is not an IP address"))?;
+    let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+    if address.is_unspecified() || address.is_multicast() || is_broadcast {
+        return Err(format!(
+            "no client can connect to {address}; write an address at which the proxy listens"
+        ));
+    }
+    Ok(address)
 }
 
 /// Serves until SIGTERM or SIGINT.

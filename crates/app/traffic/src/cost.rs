@@ -30,12 +30,21 @@ pub struct CostArgs {
     #[arg(long, value_enum)]
     by: Option<By>,
     /// The time up to now that is added up, at most 1h.
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = read_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = window)]
     window: Duration,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
     output: OutputArgs,
+}
+
+/// The times that call reports cover: control planes keep them for an hour.
+fn window(text: &str) -> Result<Duration, String> {
+    let window = read_duration(text).map_err(|problem| problem.to_string())?;
+    match (Duration::from_secs(10)..=Duration::from_secs(3_600)).contains(&window) {
+        true => Ok(window),
+        false => Err("write a duration from 10s to 1h".to_owned()),
+    }
 }
 
 /// What is added up.

@@ -259,7 +259,8 @@ pub(crate) fn check_timeout(field: &str, timeout: Duration) -> Result<(), Invali
     if (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(&timeout) {
         return Ok(());
     }
-    Err(Invalid::new(field, format!("{timeout:?} is out of range"), "write 1ms to 1h"))
+    let problem = format!("{} is out of range", crate::write_duration(timeout));
+    Err(Invalid::new(field, problem, "write 1ms to 1h"))
 }
 
 impl KeySource {

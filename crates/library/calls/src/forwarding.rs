@@ -62,6 +62,12 @@ pub fn with_identities_only(builder: MeshBuilder) -> MeshBuilder {
     builder.identities_only()
 }
 
+/// Sets how long connecting waits for an agent that has not refused an identity.
+#[must_use]
+pub fn with_identity_wait(builder: MeshBuilder, wait: std::time::Duration) -> MeshBuilder {
+    builder.identity_wait(wait)
+}
+
 /// Enables calls on behalf of [principals](Principal), which the policies of services must allow. By default, the
 /// rules of policies are not compiled, and calls for a principal are refused.
 #[must_use]

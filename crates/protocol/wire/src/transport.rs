@@ -63,12 +63,12 @@ pub use serve::{Services, serve};
 pub use socket::Peer;
 pub use socket::Socket;
 pub use stream::Stream;
-pub(crate) use tls_identity::LacksCertificate;
 use tls_identity::is_no_identity;
 pub use tls_identity::{
-    Closed, ExpectedPeer, HANDSHAKE_FAILED, Handshake, NoIdentity, PlaintextRefused, SecureStream,
-    StatedCall, TlsIdentity,
+    Closed, ExpectedPeer, HANDSHAKE_FAILED, Handshake, NoIdentity, PlaintextRefused, SPEAKS_PLAINTEXT,
+    SecureStream, StatedCall, TlsIdentity,
 };
+pub(crate) use tls_identity::{LacksCertificate, PlaintextPeer};
 use tokio::{
     net::{TcpSocket, TcpStream, UnixStream},
     sync::watch,
@@ -199,6 +199,11 @@ impl Transport {
         error: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Box<dyn Error + Send + Sync> {
         let error = error.into();
+        if error.to_string().ends_with(SPEAKS_PLAINTEXT)
+            && let Some(id) = self.id()
+        {
+            return Box::new(PlaintextPeer(id));
+        }
         let problem = self.identity.as_ref().and_then(|identity| identity.problem());
         match problem.filter(|_| is_no_identity(&*error)) {
             Some(problem) => Box::new(LacksCertificate(problem)),

@@ -233,7 +233,8 @@ impl Store for EtcdStore {
     }
 
     fn probe_write(&self) -> Option<BoxFuture<'_, Result<(), String>>> {
-        Some(Box::pin(txn::probe_write(&self.shared.client, &self.shared.layout)))
+        let deadline = txn::probe_deadline();
+        Some(Box::pin(txn::probe_write(&self.shared.client, &self.shared.layout, deadline)))
     }
 
     fn lease_expiry(&self) -> Option<watch::Receiver<Instant>> {

@@ -73,6 +73,11 @@ impl Etcd {
         }
     }
 
+    /// Process id of the running etcd.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Child::id)
+    }
+
     /// Restarts etcd on the same ports.
     pub fn restart(&mut self) {
         assert!(self.process.is_none() && self.run(), "{}", self.log());

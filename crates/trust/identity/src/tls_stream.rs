@@ -7,7 +7,7 @@ use std::{
 };
 
 use fairmesh_model::{Identity, SpiffeId};
-use fairmesh_wire::transport::{HANDSHAKE_FAILED, SecureStream};
+use fairmesh_wire::transport::{HANDSHAKE_FAILED, SPEAKS_PLAINTEXT, SecureStream};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf, copy, sink},
     net::TcpStream,
@@ -15,7 +15,10 @@ use tokio::{
 };
 use tokio_rustls::{
     TlsAcceptor, TlsConnector,
-    rustls::{self, AlertDescription, CertificateError, ClientConfig, ServerConfig, pki_types::ServerName},
+    rustls::{
+        self, AlertDescription, CertificateError, ClientConfig, InvalidMessage, ServerConfig,
+        pki_types::ServerName,
+    },
 };
 
 use crate::{
@@ -149,6 +152,9 @@ fn failed_handshake(error: io::Error) -> io::Error {
     let reason = match source {
         // The `Display` form of this error prints its `Debug` form.
         Some(rustls::Error::InvalidCertificate(CertificateError::Other(refused))) => refused.0.to_string(),
+        Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => {
+            SPEAKS_PLAINTEXT.to_owned()
+        }
         _ => error.to_string(),
     };
     io::Error::new(error.kind(), format!("{HANDSHAKE_FAILED}: {reason}"))

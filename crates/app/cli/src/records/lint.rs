@@ -39,8 +39,17 @@ pub fn run(args: LintArgs) -> Result<ExitCode, Failure> {
     match args.output_args.format() {
         Format::Table => {
             let lines: String = warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
-            let end =
-                format!("{}, {}\n", counted(documents.len(), "document"), counted(warnings.len(), "warning"));
+            // Files with an error are not counted, so that a sum would say that they have no documents.
+            let end = match refused.is_some() {
+                true => String::new(),
+                false => {
+                    format!(
+                        "{}, {}\n",
+                        counted(documents.len(), "document"),
+                        counted(warnings.len(), "warning")
+                    )
+                }
+            };
             output::write(&(lines + &end))?;
         }
         _ => output::write(&format!("{}\n", json!({ "documents": documents.len(), "warnings": warnings })))?,

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use super::{
     calls::echo,
+    identities::{Killed, agent, domain, has_certificate, over_tcp, token},
     support::{Run, fairmesh, send, wait_until},
 };
 
@@ -148,4 +149,28 @@ fn dev_command_reports_invalid_files_and_ports_in_use_at_start() {
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("cannot listen on") && said.contains("--proxy"), "{said}");
     assert_eq!(fs::read_dir(folder.path().join("tmp")).unwrap().count(), 0, "its data is deleted");
+}
+
+#[test]
+fn dev_command_applies_folder_beside_agent_of_secured_mesh() {
+    let (mesh, tcp) = domain();
+    let (_joined, joined) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1"])));
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    wait_until("it issues identities", || over_tcp(&tcp, &joined, &["get", "services"]).code == Some(0));
+    let folder = tempfile::tempdir().unwrap();
+    let (config, own) = (folder.path().join("shop.yaml"), folder.path().join("agent.sock"));
+    fs::write(&config, service("one")).unwrap();
+    let [proxy, control, http, admin, metrics] = [(); 5].map(|()| format!("127.0.0.1:{}", free_port()));
+    let mut command = command(&folder, &proxy);
+    // The agent of this machine is a member of the other mesh.
+    command.env("FAIRMESH_AGENT", &joined).arg("--config").arg(&config);
+    command.args(["--agent", &format!("unix:{}", own.display()), "--control", &control]);
+    command.args(["--control-admin", &http, "--admin", &admin, "--agent-admin", &metrics]);
+    let mut dev = Killed(command.spawn().unwrap());
+    let mut out = BufReader::new(dev.0.stdout.take().unwrap());
+    let mut printed = String::new();
+    while !printed.contains("fairmesh dev is ready after ") {
+        assert_ne!(out.read_line(&mut printed).unwrap(), 0, "it ended: {printed}");
+    }
+    assert!(printed.contains("Service shop/one created"), "{printed}");
 }

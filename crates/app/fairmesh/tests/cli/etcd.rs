@@ -4,6 +4,8 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     net::TcpStream,
+    process::Command,
+    time::{Duration, Instant},
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -247,5 +249,28 @@ fn control_plane_with_full_or_stopped_etcd_is_unready_but_readable() {
     etcd.kill();
     wait_until("a stopped store is not ready", || ready(&mesh).starts_with("HTTP/1.1 503"));
     etcd.restart();
+    wait_until("it is ready again", || ready(&mesh).starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn readiness_page_names_hanging_etcd_before_check_gives_up() {
+    let etcd = Etcd::with(&["--max-txn-ops=10001"]);
+    let mesh = on(&etcd);
+    wait_until("it is ready", || ready(&mesh).starts_with("HTTP/1.1 200"));
+    let signal = |signal: &str| {
+        let pid = etcd.pid().unwrap().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    };
+    signal("-STOP");
+    let is_unready = || {
+        let asked = Instant::now();
+        let page = ready(&mesh);
+        // 'fairmesh check' and other readers wait for 3 s.
+        let took = asked.elapsed();
+        assert!(took < Duration::from_millis(2_500), "{took:?}: {page}");
+        page.contains("no member of etcd responds within 1.5s")
+    };
+    wait_until("the page names etcd", is_unready);
+    signal("-CONT");
     wait_until("it is ready again", || ready(&mesh).starts_with("HTTP/1.1 200"));
 }

@@ -13,8 +13,8 @@ use fairmesh_test_support::free_port;
 use super::{
     calls::echo,
     identities::{
-        Killed, agent, domain, has_certificate, joined, request_certificate, request_certificate_for, start,
-        token,
+        Killed, agent, domain, has_certificate, joined, over_tcp, request_certificate,
+        request_certificate_for, start, token,
     },
     support::{Mesh, Run, send, wait_until},
 };
@@ -426,4 +426,19 @@ fn second_agent_of_same_name_in_another_region_joins_only_after_end_of_first() {
     first.stop();
     wait_until("it joins", || has_certificate(&mesh, "second"));
     assert_eq!(joined_region(&mesh), "us");
+}
+
+#[test]
+fn command_with_identity_says_that_control_plane_speaks_plaintext() {
+    let (mesh, tcp) = domain();
+    let (_joined, joined) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1"])));
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    wait_until("it issues identities", || over_tcp(&tcp, &joined, &["get", "services"]).code == Some(0));
+    let plaintext = format!("127.0.0.1:{}", free_port());
+    let mut other = Mesh::empty();
+    other.arguments = ["--grpc", &plaintext].map(String::from).to_vec();
+    other.start_control();
+    let error = over_tcp(&plaintext, &joined, &["get", "services"]).fails(1);
+    assert!(error.contains("it speaks plaintext") && error.contains("of trust domain prod"), "{error}");
+    assert!(error.contains("FAIRMESH_AGENT") && !error.contains("InvalidContentType"), "{error}");
 }

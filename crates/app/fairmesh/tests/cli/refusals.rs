@@ -52,6 +52,44 @@ fn incomplete_health_check_names_missing_field() {
 }
 
 #[test]
+fn durations_and_addresses_out_of_range_are_refused_in_the_units_written() {
+    let mesh = Mesh::start();
+    let zero = mesh.apply("kind: Policy\nservice: shop/one\ntimeout: 0s\n").fails(2);
+    assert!(zero.contains("0s is out of range"), "{zero}");
+    let refused = |args: &[&str]| mesh.run(args).fails(2);
+    let call = refused(&["call", "shop/one", "--timeout", "0s"]);
+    assert!(call.contains("0s is out of range"), "{call}");
+    for window in ["0s", "99999h"] {
+        let cost = refused(&["cost", "--egress", "--window", window]);
+        assert!(cost.contains("from 10s to 1h"), "{cost}");
+    }
+    let dns = refused(&["dns", "--address", "0.0.0.0"]);
+    assert!(dns.contains("no client can connect to 0.0.0.0"), "{dns}");
+}
+
+#[test]
+fn unknown_end_of_round_trip_is_one_error() {
+    let mesh = Mesh::start();
+    let topology = "kind: Topology\nregions: [{name: eu}]\nroundTrips: [{between: [eu, mars], rtt: 5ms}]\n";
+    let refused = mesh.apply(topology).fails(2);
+    assert!(refused.contains("'mars' is not a region"), "{refused}");
+    assert!(!refused.contains("the list here has"), "{refused}");
+}
+
+#[test]
+fn shard_move_without_map_or_shard_says_what_is_missing() {
+    let mesh = Mesh::start();
+    mesh.apply(SHOP).ok();
+    let moved = |service: &str, shard: &str| {
+        mesh.run(&["shards", "move", service, shard, "--from", "cart-0", "--to", "cart-1"]).fails(1)
+    };
+    let unsharded = moved("shop/catalog", "0");
+    assert!(unsharded.contains("shop/catalog has no shard map"), "{unsharded}");
+    let unknown = moved("shop/cart", "9");
+    assert!(unknown.contains("shop/cart has no shard 9"), "{unknown}");
+}
+
+#[test]
 fn invalid_yaml_is_refused_with_file_line_and_hint_and_stores_nothing() {
     let mesh = Mesh::start();
     for (what, yaml, line, hint) in WRONG {

@@ -8,7 +8,10 @@ use fairmesh_console::{
     failure::Failure,
     output::{self, decimal},
 };
-use fairmesh_model::{ServiceName, spec::read_duration};
+use fairmesh_model::{
+    ServiceName,
+    spec::{read_duration, write_duration},
+};
 use fairmesh_planner::{PathTemplate, PathTemplates, ProposedClass, propose_classes};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::timeout};
@@ -62,7 +65,7 @@ async fn observed(args: &ClassesArgs) -> Result<PathTemplates, Failure> {
         });
     }
     drop(sender);
-    output::note(format!("requests are counted for {:?}", args.time));
+    output::note(format!("requests are counted for {}", write_duration(args.time)));
     let (mut templates, mut gone) = (PathTemplates::default(), None);
     let count = async {
         while let Some((_, line)) = lines.recv().await {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::Invalid;
+use crate::{Invalid, write_duration};
 
 /// Timeouts of a call. `docs/proxy-http.md` has the table of all timeouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Timeouts {
         ];
         fields.into_iter().try_for_each(|(field, time)| match time {
             Some(time) if time < Duration::from_millis(1) => {
-                let problem = format!("{time:?} is out of range");
+                let problem = format!("{} is out of range", write_duration(time));
                 Err(Invalid::new(field, problem, "write 1ms or more; leave it out for the default"))
             }
             _ => Ok(()),

@@ -35,6 +35,7 @@ pub struct MeshBuilder {
     observer: Option<Arc<dyn Observer>>,
     event_loops: usize,
     identities_only: bool,
+    identity_wait: Option<Duration>,
     authorizes_callers: bool,
     idle_timeout: Option<Duration>,
 }
@@ -134,14 +135,19 @@ impl MeshBuilder {
         self
     }
 
+    /// See [`with_identity_wait`](crate::forwarding::with_identity_wait).
+    pub(crate) fn identity_wait(mut self, wait: Duration) -> Self {
+        self.identity_wait = Some(wait);
+        self
+    }
+
     /// See [`with_principals`](crate::forwarding::with_principals).
     pub(crate) fn authorizes_callers(mut self) -> Self {
         self.authorizes_callers = true;
         self
     }
 
-    /// Sets how long a service without calls and handles is followed; 10 min by default. When it is called again later,
-    /// it is subscribed to again, and its connections are opened again.
+    /// Sets how long a service without calls and handles is followed; 10 min by default. A later call subscribes again.
     #[must_use]
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
         self.idle_timeout = Some(timeout);
@@ -157,8 +163,7 @@ impl MeshBuilder {
         self.connecting().await
     }
 
-    /// Connects. The future is boxed, so that everything it starts is compiled in this crate instead of again in each
-    /// program that connects.
+    /// Connects. The future is boxed, so that what it starts is compiled once, in this crate.
     fn connecting(self) -> Pin<Box<dyn Future<Output = Result<Mesh, Invalid>> + Send>> {
         Box::pin(self.start())
     }
@@ -248,7 +253,7 @@ impl MeshBuilder {
             token,
             path: self.identity.clone(),
             software: format!("client {client_id}"),
-            patience: CONNECT_WAIT,
+            patience: self.identity_wait.unwrap_or(CONNECT_WAIT),
         };
         request.check()?;
         let identity = fairmesh_identity::ProgramIdentity::of_caller(request).await;

@@ -12,7 +12,7 @@ use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY, is_version_refusal};
 use crate::{
     grpc_stubs,
     transport::{
-        Address, Channel, HANDSHAKE_FAILED, LacksCertificate, Transport, connect_channel,
+        Address, Channel, HANDSHAKE_FAILED, LacksCertificate, PlaintextPeer, Transport, connect_channel,
         connect_channel_lazy,
     },
     v1::{
@@ -247,6 +247,11 @@ impl ConnectError {
         matches!(self, Self::Unreachable { source, .. } if is_failed_lookup(&**source))
     }
 
+    /// Whether the server speaks plaintext, and this process has the identity of a trust domain.
+    pub fn is_plaintext_peer(&self) -> bool {
+        matches!(self, Self::Unreachable { source, .. } if source.is::<PlaintextPeer>())
+    }
+
     /// Reason if the server closed the connection without responding to Hello, as a server that expects TLS does.
     /// `None` for other failures.
     pub fn ended_by_peer(&self) -> Option<&str> {
@@ -296,6 +301,7 @@ const FAILED_LOOKUP: &str = "failed to lookup address information";
 fn what_to_check(source: &(dyn Error + Send + Sync + 'static)) -> String {
     match source.downcast_ref::<LacksCertificate>() {
         Some(lacks) => lacks.to_string(),
+        None if source.is::<PlaintextPeer>() => source.to_string(),
         None if source.to_string().starts_with(HANDSHAKE_FAILED) => source.to_string(),
         None if is_failed_lookup(source) => {
             "no host of this name is known to this machine: check the name, and its DNS".into()

@@ -54,6 +54,9 @@ pub trait SecureStream: AsyncRead + AsyncWrite + fmt::Debug + Send + Sync + Unpi
 /// Prefix of the error of a failed handshake, before the reason. For display.
 pub const HANDSHAKE_FAILED: &str = "the TLS handshake failed";
 
+/// Reason of a failed handshake with a peer that speaks plaintext. For display, after [`HANDSHAKE_FAILED`].
+pub const SPEAKS_PLAINTEXT: &str = "the other side speaks plaintext";
+
 /// Reason why a process without an identity cannot verify statements.
 pub(super) const NO_TRUST: &str =
     "this process has no identity yet, and so no roots to verify the statement of the call with; retry";
@@ -159,6 +162,13 @@ pub struct NoIdentity;
     "plaintext endpoint in a strict mesh; register the service with mutual TLS, or write 'mtls: permissive' into its policy"
 )]
 pub struct PlaintextRefused;
+
+/// The mesh process speaks plaintext, and this process has an identity of another mesh.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "it speaks plaintext, and this program has the identity {} of trust domain {}; set FAIRMESH_AGENT to the agent of its mesh", .0.path, .0.domain
+)]
+pub(crate) struct PlaintextPeer(pub(crate) SpiffeId);
 
 /// The connection needs an identity, and this process has none for the given reason.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -36,7 +36,7 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
         // The missing field may have been overwritten after an earlier error. In this case the enclosing entry is
         // overwritten too.
         let is_own = next.message.ends_with(" is missing")
-            || (next.message.ends_with("the list is empty") && {
+            || (is_short_list(&next.message) && {
                 let list = entry_at(&left, found.saturating_sub(piece.offset));
                 list.is_some_and(|list| erased.iter().any(|at| list.contains(at)))
             })
@@ -51,6 +51,11 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
         }
     }
     errors
+}
+
+/// Whether an error is that a list has too few entries, of which one may have been overwritten.
+fn is_short_list(message: &str) -> bool {
+    message.ends_with("the list is empty") || message.contains("the list here has ")
 }
 
 fn located(file: &str, text: &str, piece: &DocumentText<'_>, diagnostic: Diagnostic) -> ManifestError {

@@ -186,10 +186,10 @@ impl Store for PartitionedStore {
 
     fn probe_write(&self) -> Option<BoxFuture<'_, Result<(), String>>> {
         Some(Box::pin(async {
-            let home = &self.state.home;
-            super::txn::probe_write(&home.client, &home.layout).await?;
+            let (home, deadline) = (&self.state.home, super::txn::probe_deadline());
+            super::txn::probe_write(&home.client, &home.layout, deadline).await?;
             for cluster in &self.state.partitions().clusters {
-                let probed = super::txn::probe_write(&cluster.client, &cluster.layout).await;
+                let probed = super::txn::probe_write(&cluster.client, &cluster.layout, deadline).await;
                 probed.map_err(|problem| format!("{}: {problem}", cluster.client.location))?;
             }
             Ok(())

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fairmesh_rib::{Batch, Conflict, Expect, Op};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     client::{Client, RetryPolicy},
@@ -15,8 +15,9 @@ use super::{
     state::EtcdState,
 };
 
-/// Time limit of [`probe_write`].
-const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time limit of [`probe_write`] for all clusters of a store. It is well below the 3 s for which `fairmesh check` waits for
+/// `/readyz`, so that the page says why before its readers give up.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// Outcome of a transaction.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,12 +86,17 @@ pub(super) fn write_batch(layout: &Layout, guard: Guard<'_>, batch: &Batch) -> T
     }
 }
 
+/// The deadline of a probe that begins now.
+pub(super) fn probe_deadline() -> Instant {
+    Instant::now() + PROBE_TIMEOUT
+}
+
 /// Tests whether etcd accepts writes. Sends a transaction whose condition never holds: etcd proposes it and checks
 /// for space as for a write.
 ///
 /// # Errors
 /// Why etcd accepts no writes.
-pub(super) async fn probe_write(client: &Client, layout: &Layout) -> Result<(), String> {
+pub(super) async fn probe_write(client: &Client, layout: &Layout, deadline: Instant) -> Result<(), String> {
     let never = Compare {
         result: compare::Result::Less.into(),
         target: compare::Target::Mod.into(),
@@ -103,10 +109,10 @@ pub(super) async fn probe_write(client: &Client, layout: &Layout) -> Result<(), 
         success: vec![request_op(request_op::Request::Put(put))],
         failure: Vec::new(),
     };
-    match timeout(PROBE_TIMEOUT, client.txn(RetryPolicy::Repeatable, probe)).await {
+    match timeout_at(deadline, client.txn(RetryPolicy::Repeatable, probe)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(failure)) => Err(failure.message()),
-        Err(_) => Err(format!("no member of etcd responds within {} s", PROBE_TIMEOUT.as_secs())),
+        Err(_) => Err(format!("no member of etcd responds within {PROBE_TIMEOUT:?}")),
     }
 }
 

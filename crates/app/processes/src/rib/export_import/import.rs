@@ -9,7 +9,7 @@ use fairmesh_console::{
     failure::Failure,
     output,
 };
-use fairmesh_model::RecordKey;
+use fairmesh_model::{RecordKey, counted};
 use fairmesh_rib::Entry;
 use fairmesh_wire::{
     handshake::Connection,
@@ -71,13 +71,18 @@ pub(crate) async fn run(args: Import) -> Result<ExitCode, Failure> {
         write(&connection, missing.len(), &batches).await?;
     }
     let (written, would) = (missing.len(), if args.dry_run { "would be " } else { "" });
-    let text =
-        format!("{written} records {would}written in {} batches, {there} existed already\n", batches.len());
+    let (records, in_batches) = (counted(written, "record"), counted_batches(batches.len()));
+    let text = format!("{records} {would}written in {in_batches}, {there} existed already\n");
     let value = json!({
         "records": written, "batches": batches.len(), "there": there, "dryRun": args.dry_run,
     });
     output::print_one(args.output_args.format(), &value, &text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The plural of 'batch' is not its singular and an 's'.
+fn counted_batches(count: usize) -> String {
+    format!("{count} batch{}", if count == 1 { "" } else { "es" })
 }
 
 /// Orders entries: chunks of shard maps come before the manifests that refer to them, everything else by key.
