@@ -94,8 +94,8 @@ mod tests {
     #[test]
     fn lasting_refusal_warns_once_and_again_after_its_end() {
         let (mut retry, began) = (RefusalRetry::new(false), Instant::now());
-        for round in 0..2 {
-            let at = |seconds| began + Duration::from_secs(100 * round + seconds);
+        for round in [0_u64, 1] {
+            let at = |seconds: u64| began + Duration::from_secs(100 * round + seconds);
             retry.refused(at(0), 0);
             let warned = [1, 4, 5, 6, 60].map(|seconds| {
                 let warned = retry.retried(at(seconds)).map(|refused| refused.as_secs());
