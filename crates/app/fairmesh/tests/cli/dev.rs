@@ -156,7 +156,7 @@ fn dev_command_applies_folder_beside_agent_of_secured_mesh() {
     let (mesh, tcp) = domain();
     let (_joined, joined) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1"])));
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
-    wait_until("it issues identities", || over_tcp(&tcp, &joined, &["get", "services"]).code == Some(0));
+    wait_until("it issues identities", || over_tcp(&tcp, &joined, &["identity", "show"]).code == Some(0));
     let folder = tempfile::tempdir().unwrap();
     let (config, own) = (folder.path().join("shop.yaml"), folder.path().join("agent.sock"));
     fs::write(&config, service("one")).unwrap();

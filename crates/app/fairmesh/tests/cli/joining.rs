@@ -433,7 +433,7 @@ fn command_with_identity_says_that_control_plane_speaks_plaintext() {
     let (mesh, tcp) = domain();
     let (_joined, joined) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1"])));
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
-    wait_until("it issues identities", || over_tcp(&tcp, &joined, &["get", "services"]).code == Some(0));
+    wait_until("it issues identities", || over_tcp(&tcp, &joined, &["identity", "show"]).code == Some(0));
     let plaintext = format!("127.0.0.1:{}", free_port());
     let mut other = Mesh::empty();
     other.arguments = ["--grpc", &plaintext].map(String::from).to_vec();

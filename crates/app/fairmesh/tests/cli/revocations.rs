@@ -111,8 +111,8 @@ fn error_of_operator_names_command_that_repairs_unreadable_revocations() {
     let (mut mesh, tcp) = domain();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
-    let list = || over_tcp(&tcp, &agent, &["get", "services"]);
-    wait_until("an operator is accepted", || list().code == Some(0));
+    let shown = || over_tcp(&tcp, &agent, &["identity", "show"]);
+    wait_until("an operator is accepted", || shown().code == Some(0));
     mesh.stop_control("TERM");
     runtime().block_on(async {
         let store = RedbStore::open(mesh.path("data/rib.redb")).unwrap();
@@ -123,7 +123,7 @@ fn error_of_operator_names_command_that_repairs_unreadable_revocations() {
     mesh.start_control();
     let repair = "fairmesh identity revoke ID --replace-unreadable --control unix:DIR/control.sock";
     wait_until("the error of the operator names the command", || {
-        let refused = list();
+        let refused = shown();
         refused.code == Some(1) && refused.err.contains(repair)
     });
     assert!(mesh.control_log().contains(repair), "{}", mesh.control_log());
@@ -132,7 +132,7 @@ fn error_of_operator_names_command_that_repairs_unreadable_revocations() {
     let command = repair.replace("ID", "shop/nobody").replace("unix:DIR/control.sock", &socket);
     let words: Vec<_> = command.split(' ').skip(1).collect();
     mesh.run(&words).ok();
-    wait_until("an operator is accepted again", || list().code == Some(0));
+    wait_until("an operator is accepted again", || shown().code == Some(0));
 }
 
 /// Asserts that commands show the catalog's identity as revoked, and that the log of writes has the reason.
