@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use fairmesh_model::rate_limit_quota::{ALL_PARTS, Claim, DEFAULT_PARTS, MAX_CALLERS, Quota};
+use fairmesh_model::rate_limit_quota::{ALL_PARTS, Claim, MAX_CALLERS, Quota};
 use proptest::prelude::*;
 
 fn claim(caller: u64, demand: u64) -> Claim {
