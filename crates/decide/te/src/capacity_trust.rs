@@ -70,6 +70,11 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
+    /// Forgets which calls failed: the region has no servers any more, or they do not report.
+    pub(crate) fn forget_failing(&mut self) {
+        (self.failing, self.fails) = (0.0, false);
+    }
+
     /// Takes the share of calls that failed, and returns its mean.
     pub(crate) fn observe_failing(&mut self, share: f64, at_ms: u64) -> f64 {
         if at_ms > self.at_ms {

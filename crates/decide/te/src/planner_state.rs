@@ -210,6 +210,10 @@ impl PlannerState {
     /// The demand once the tables of this round are in force: that of a ramp grows until then.
     pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {
         let demand = &self.demand[source * self.classes + class];
+        // Callers that have gone let no ramp go on.
+        if self.is_absent[source] {
+            return demand.mean();
+        }
         let age_ms = self.learnt_at_ms.saturating_sub(demand.at_ms()) as f64;
         demand.ahead((age_ms + demand.half_interval_ms() + IN_FORCE_MS).min(LONGEST_FORECAST_MS))
     }
@@ -335,15 +339,19 @@ impl PlannerState {
             Some(values[at]? / others)
         };
         for (at, report) in reports.iter().enumerate() {
-            let Some(report) = report else { continue };
-            let others = median_of_others(&failing, at);
+            let Some(report) = report else {
+                self.trust[at].forget_failing();
+                continue;
+            };
+            // A region without calls fails none. More calls end than begin where load falls, which counts as less than none.
+            let others = median_of_others(&failing, at).filter(|_| report.received > 0.0);
             self.trust[at].judge(&Evidence {
                 at_ms: report.at_ms,
                 work: ratio(&works, at),
                 time: ratio(&times, at),
                 load: report.load / ceiling,
                 // Where all fail, or there is no other, moving calls is of no use.
-                failing: others.map_or(0.0, |others| failing[at].unwrap_or_default() - others),
+                failing: others.map_or(0.0, |others| failing[at].unwrap_or_default() - others.max(0.0)),
             });
         }
     }

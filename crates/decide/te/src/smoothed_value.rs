@@ -48,6 +48,8 @@ pub(crate) struct Smoothed {
     /// When the last value was of, how long after the one before, and the last values.
     at_ms: u64,
     interval_ms: f64,
+    /// The mean of the last intervals, to which the slope refers: single ones are shorter where a change hurries a value.
+    mean_interval_ms: f64,
     last: [f64; LINE],
     /// How much more each value is than the one before, while the last ones are on a line.
     slope: f64,
@@ -87,6 +89,8 @@ impl Smoothed {
         }
         self.interval_ms = at_ms.saturating_sub(self.at_ms) as f64;
         self.at_ms = at_ms;
+        let weight = if self.count < 2 { 1.0 } else { 1.0 / LINE as f64 };
+        self.mean_interval_ms += weight * (self.interval_ms - self.mean_interval_ms);
         self.remember(value);
         let noise = self.noise;
         let deviation = value - self.mean;
@@ -144,7 +148,7 @@ impl Smoothed {
 
     /// The mean to be expected so long after its last value: higher, if values rise along a line.
     pub(crate) fn ahead(&self, by_ms: f64) -> f64 {
-        let intervals = by_ms / self.interval_ms.max(SHORTEST_INTERVAL_MS);
+        let intervals = by_ms / self.mean_interval_ms.max(SHORTEST_INTERVAL_MS);
         self.mean + self.slope.max(0.0) * intervals
     }
 
@@ -368,6 +372,17 @@ mod tests {
             }
         }
         assert!((ramp.ahead(3_000.0) - 220.0).abs() < 5.0, "{}", ramp.ahead(3_000.0));
+    }
+
+    #[test]
+    fn smoothed_value_foretells_ramp_at_its_pace_after_short_interval() {
+        let mut smoothed = Smoothed::default();
+        for second in 0..20_u32 {
+            smoothed.observe(100.0 + 10.0 * f64::from(second), u64::from(second) * 1_000);
+        }
+        smoothed.observe(295.0, 19_500);
+        let growth = smoothed.ahead(1_000.0) - smoothed.mean();
+        assert!((5.0..=11.0).contains(&growth), "{growth} instead of 10");
     }
 
     #[test]

@@ -177,6 +177,19 @@ fn region_with_many_failed_calls_is_doubted_until_calls_succeed() {
 }
 
 #[test]
+fn region_without_calls_is_not_doubted_for_failures() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![40.0], vec![40.0], vec![0.0]]);
+    for _ in 0..10 {
+        // Load falls: more calls end than begin.
+        second(&mut world, |observation| {
+            let others = &mut observation.regions[..2];
+            others.iter_mut().for_each(|region| region.servers.as_mut().unwrap().failing = -1.0);
+        });
+        assert_eq!(world.state.doubt(2), None);
+    }
+}
+
+#[test]
 fn failures_in_all_regions_move_no_calls() {
     let mut world = World::new(vec![100.0; 3], vec![vec![64.0], vec![40.0], vec![40.0]]);
     for _ in 0..60 {

@@ -139,12 +139,12 @@ impl SharedAddress {
             );
         }
         let mut state = self.state();
-        let earlier = mem::replace(&mut state.table, BucketTable::new(&known));
+        let earlier = (mem::replace(&mut state.table, BucketTable::new(&known)), state.unreachable);
         let machines = known.iter().filter(|replica| SocketAddr::V4(**replica) != self.own);
         state.probes.set_machines(machines.map(|replica| *replica.ip()).collect());
         state.unreachable = state.judged();
         if let Err(error) = state.publish(self.own) {
-            state.table = earlier;
+            (state.table, state.unreachable) = earlier;
             return tracing::error!(%error, "the table of --entry stays as it was");
         }
         state.attach();
@@ -160,12 +160,12 @@ impl SharedAddress {
         if unreachable == state.unreachable {
             return;
         }
+        if let Err(error) = state.redirector.set_unreachable(unreachable) {
+            return tracing::error!(%error, "the redirector of --entry does not learn which machines answer; it is told again");
+        }
         state.unreachable = unreachable;
         let named = state.unreachable_replicas();
         tracing::warn!(unreachable = ?named, "machines of other replicas answer no more, or again; connections that they hold are reset");
-        if let Err(error) = state.redirector.set_unreachable(unreachable) {
-            tracing::error!(%error, "unreachable replicas still get packets of --entry");
-        }
     }
 
     /// Whether the record lists this replica, so that others pass packets on to this machine.

@@ -267,7 +267,7 @@ fn readiness_page_names_hanging_etcd_before_check_gives_up() {
         let page = ready(&mesh);
         // 'fairmesh check' and other readers wait for 3 s.
         let took = asked.elapsed();
-        assert!(took < Duration::from_millis(2_500), "{took:?}: {page}");
+        assert!(took < Duration::from_secs(3), "{took:?}: {page}");
         page.contains("no member of etcd responds within 1.5s")
     };
     wait_until("the page names etcd", is_unready);

@@ -48,6 +48,12 @@ struct Machine {
     has_answered: bool,
 }
 
+impl Machine {
+    fn is_silent(&self) -> bool {
+        self.has_answered && self.unanswered > MISSED
+    }
+}
+
 impl MachineProbes {
     pub(super) fn open() -> io::Result<Self> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -100,9 +106,15 @@ impl MachineProbes {
         }
     }
 
-    /// Whether a machine has answered before, and does so no more.
+    /// Whether a machine has answered before, and does so no more. Where all machines fall silent at once, this one is cut
+    /// off: they would still have their connections once its link is back. Of one other machine, nobody can tell.
     pub(super) fn is_silent(&self, machine: Ipv4Addr) -> bool {
-        self.machines.get(&machine).is_some_and(|one| one.has_answered && one.unanswered > MISSED)
+        self.machines.get(&machine).is_some_and(Machine::is_silent) && !self.is_cut_off()
+    }
+
+    fn is_cut_off(&self) -> bool {
+        let mut known = self.machines.values().filter(|one| one.has_answered);
+        self.machines.len() > 1 && known.all(Machine::is_silent)
     }
 }
 
@@ -162,6 +174,8 @@ mod tests {
         assert!(!probes.is_silent(nobody), "it never answered");
         probes.machines.get_mut(&nobody).unwrap().has_answered = true;
         assert!(probes.is_silent(nobody));
+        probes.machines.get_mut(&machine).unwrap().unanswered = MISSED + 1;
+        assert!(!probes.is_silent(nobody), "all are silent: this machine is cut off");
         probes.set_machines(vec![machine]);
         assert!(!probes.is_silent(nobody), "it is asked no more");
     }
