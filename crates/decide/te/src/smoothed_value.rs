@@ -96,9 +96,8 @@ impl Smoothed {
         let deviation = value - self.mean;
         let line = self.line(noise);
         self.slope = line.map_or(0.0, |line| line.slope);
-        if self.is_far(deviation, noise) {
-            self.restart(value, 1.0);
-        } else if self.since_change <= 1.0 && deviation * self.direction > noise {
+        let goes_on = self.since_change <= 1.0 && deviation * self.direction > noise;
+        if goes_on || self.is_far(deviation, noise) {
             self.restart(value, 1.0);
         } else if let Some(line) = line {
             // The end of a line through six values is as precise as a mean of two.

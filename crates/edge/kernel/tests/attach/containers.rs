@@ -76,7 +76,7 @@ fn callers_with_equal_addresses_have_their_own_destinations() {
     assert_eq!(peers[0], peers[1], "the addresses are equal");
     for at in [0, 1] {
         let found = maps.take(&listeners[at], peers[at]).unwrap();
-        assert_eq!(SocketAddr::from(found.address), to[at]);
+        assert_eq!(found.address, to[at]);
         assert!(found.only_services, "the proxy reaches other servers at the addresses of a container");
         assert!(maps.take(&listeners[at], peers[at]).is_none());
     }

@@ -46,7 +46,7 @@ fn kernel_redirects_connections_until_proxy_closes_or_detach() {
         let accepted = scope.spawn(|| greet(&proxy, "proxy"));
         assert_eq!(place.connect(to), "proxy");
         let caller = accepted.join().unwrap();
-        assert_eq!(SocketAddr::from(maps.take(&proxy, caller).unwrap().address), to);
+        assert_eq!(maps.take(&proxy, caller).unwrap().address, to);
         assert!(maps.take(&proxy, caller).is_none(), "a destination is taken once");
     });
     assert_eq!(counted(&place, Counter::Redirected), 1);

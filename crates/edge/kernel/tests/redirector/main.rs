@@ -100,7 +100,7 @@ impl Redirected {
 
 /// Sends bytes, and compares what comes back.
 fn is_echoed(stream: &mut TcpStream, length: usize) -> bool {
-    let sent: Vec<u8> = (0..length).map(|at| (at * 31 >> 3) as u8).collect();
+    let sent: Vec<u8> = (0..length).map(|at| ((at * 31) >> 3) as u8).collect();
     let mut reader = stream.try_clone().unwrap();
     let mut received = vec![0; length];
     std::thread::scope(|scope| {

@@ -97,8 +97,7 @@ impl<T: EndpointTransport> Resolver<T> {
             authorizes_callers: config.authorizes_callers,
         };
         let maps = shard_maps::address(&config.upstream.addresses).map(|address| {
-            let (commands, received) = mpsc::unbounded_channel();
-            let events = Arc::clone(&events);
+            let ((commands, received), events) = (mpsc::unbounded_channel(), Arc::clone(&events));
             let follower = MapFollower {
                 transport: config.upstream.transport.clone(),
                 address,
@@ -115,11 +114,8 @@ impl<T: EndpointTransport> Resolver<T> {
             caller_id(&config),
             stop.clone(),
         ));
-        tokio::spawn(call_reports::report_periodically(
-            Arc::clone(&registry),
-            handle.clone(),
-            (config.client_id.clone(), stop.clone()),
-        ));
+        let sender = (config.client_id.clone(), stop.clone());
+        tokio::spawn(call_reports::report_periodically(Arc::clone(&registry), handle.clone(), sender));
         let counts = CountReports::start(Arc::clone(&registry), handle.clone(), stop.child_token());
         let worker = Worker::new(WorkerParams {
             config,

@@ -83,16 +83,19 @@ async fn connections_to_ipv6_addresses_go_to_proxy_with_their_destination() {
         attached.counter("sent-by-kernel").await >= before + 2
     })
     .await;
+    let redirected = attached.counter("redirected").await;
     let elsewhere = format!("::1 {port} 200 another server");
     assert_eq!(ask(&attached, port, "elsewhere.test", "both").await, elsewhere);
     let said = ask(&attached, 80, "hello.shop", "both").await;
     assert!(said.starts_with("::1 80 200"), "{said}");
-    assert_eq!((attached.counter("redirected").await, attached.counter("ipv6-direct").await), (3, 0));
+    let further = attached.counter("redirected").await - redirected;
+    assert_eq!((further, attached.counter("ipv6-direct").await), (2, 0));
 
     for family in ["only", "bound"] {
         assert_eq!(ask(&attached, port, "elsewhere.test", family).await, elsewhere, "{family}");
     }
-    assert_eq!((attached.counter("redirected").await, attached.counter("ipv6-direct").await), (3, 2));
+    let further = attached.counter("redirected").await - redirected;
+    assert_eq!((further, attached.counter("ipv6-direct").await), (2, 2));
     attached.attach_with(&[&["--to", "::1/128", "--only-services"], &ports[..]].concat()).await;
     for family in ["only", "bound"] {
         assert_eq!(ask(&attached, port, "elsewhere.test", family).await, "refused", "{family}");
