@@ -10,7 +10,7 @@ mod refused;
 
 use std::{
     io::Read as _,
-    net::{SocketAddr, TcpListener},
+    net::TcpListener,
     process::{self, Command, Stdio},
     thread,
 };
