@@ -84,8 +84,7 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
         "the gateway has no backends, so that each replica serves all services; declare them with 'kind: GatewayBackend'".to_owned()
     });
     let refused = refused(&connection).await?;
-    let entries = entry_text::rows(&reporting);
-    let rows = [alerts, entries, placed(&view), acts_of_all(&view), refused];
+    let rows = [alerts, entry_text::rows(&reporting), placed(&view), acts_of_all(&view), refused];
     listing.further = [ALERTS, entry_text::HEAD, PLACED, ACTS, REFUSED].into_iter().zip(rows).collect();
     listing.print(args.output.format())
 }
