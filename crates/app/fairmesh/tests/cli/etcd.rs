@@ -263,6 +263,7 @@ fn readiness_page_names_hanging_etcd_before_check_gives_up() {
     };
     signal("-STOP");
     let is_unready = || {
+        #[allow(clippy::disallowed_methods, reason = "a real page of a real process")]
         let asked = Instant::now();
         let page = ready(&mesh);
         // 'fairmesh check' and other readers wait for 3 s.

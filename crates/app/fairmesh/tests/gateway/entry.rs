@@ -55,7 +55,7 @@ async fn open_connections_stay_while_replicas_come_go_and_crash() {
 }
 
 /// A process crashes: its own connections end, and packets of others that the router sends to its machine are still passed on.
-async fn crash(fleet: &mut Fleet, flows: &mut Vec<Flow>) {
+async fn crash(fleet: &mut Fleet, flows: &mut [Flow]) {
     let held = fleet.held().await.into_iter().find(|(number, _)| *number == 4).unwrap().1;
     let crashed = Instant::now();
     fleet.kill(4).await;

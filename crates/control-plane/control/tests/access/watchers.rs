@@ -51,7 +51,8 @@ async fn watcher_describes_itself_only_as_its_certificate_proves() {
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
     let service = agent.issue(&control, "shop/cart").await.unwrap();
-    let replica = agent.issue(&control, "fairmesh/replica/rib-1.eu").await.unwrap();
+    let beside = join(&control, "rib-1", &[], "eu").await;
+    let replica = beside.issue(&control, "fairmesh/replica/rib-1.eu").await.unwrap();
     let watches = [
         (&agent, PeerKind::Agent),
         (&agent, PeerKind::Replica),

@@ -344,7 +344,7 @@ impl Flow {
     pub(crate) async fn exchange(&mut self) -> io::Result<()> {
         self.sent += 1;
         let length = [40, 700, 9_000][self.sent as usize % 3];
-        let sent: Vec<u8> = (0..length).map(|at: u64| (at * self.sent >> 2) as u8).collect();
+        let sent: Vec<u8> = (0..length).map(|at: u64| ((at * self.sent) >> 2) as u8).collect();
         let mut received = vec![0; sent.len()];
         let exchanged = async {
             self.stream.write_all(&sent).await?;
