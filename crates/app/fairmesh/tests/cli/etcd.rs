@@ -196,10 +196,10 @@ fn invalid_etcd_arguments_are_refused_before_start() {
     assert!(refused(&["--store", "etcd://a", "--etcd-user", "u"]).contains("FAIRMESH_ETCD_PASSWORD"));
 }
 
-/// Response of the control plane to `GET /readyz`.
+/// Response of the control plane to `GET /readyz`; empty until it serves.
 fn ready(mesh: &Mesh) -> String {
     let log = mesh.control_log();
-    let line = log.lines().find(|line| line.contains("serving HTTP")).unwrap();
+    let Some(line) = log.lines().find(|line| line.contains("serving HTTP")) else { return String::new() };
     let port = line.split("127.0.0.1:").nth(1).unwrap();
     let port: String = port.chars().take_while(char::is_ascii_digit).collect();
     let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();

@@ -436,7 +436,7 @@ fn command_with_identity_says_that_control_plane_speaks_plaintext() {
     wait_until("it issues identities", || over_tcp(&tcp, &joined, &["identity", "show"]).code == Some(0));
     let plaintext = format!("127.0.0.1:{}", free_port());
     let mut other = Mesh::empty();
-    other.arguments = ["--grpc", &plaintext].map(String::from).to_vec();
+    other.arguments = ["--grpc", &plaintext, "--trust-domain", "none"].map(String::from).to_vec();
     other.start_control();
     let error = over_tcp(&plaintext, &joined, &["get", "services"]).fails(1);
     assert!(error.contains("it speaks plaintext") && error.contains("of trust domain prod"), "{error}");

@@ -55,7 +55,7 @@ async fn open_connections_stay_while_replicas_come_go_and_crash() {
 }
 
 /// A process crashes: its own connections end, and packets of others that the router sends to its machine are still passed on.
-async fn crash(fleet: &mut Fleet, flows: &mut [Flow]) {
+async fn crash(fleet: &mut Fleet, flows: &mut Vec<Flow>) {
     let held = fleet.held().await.into_iter().find(|(number, _)| *number == 4).unwrap().1;
     let crashed = Instant::now();
     fleet.kill(4).await;
@@ -76,7 +76,7 @@ async fn crash(fleet: &mut Fleet, flows: &mut [Flow]) {
 }
 
 /// A machine is cut off: its own connections are reset by others as soon as something is sent on them.
-async fn cut(fleet: &mut Fleet, flows: &mut Vec<Flow>) {
+async fn cut(fleet: &mut Fleet, flows: &mut [Flow]) {
     let held = fleet.held().await.into_iter().find(|(number, _)| *number == 5).unwrap().1;
     let cut = Instant::now();
     fleet.cut(5);
