@@ -188,12 +188,15 @@ impl Fleet {
     /// Lists another replica alone in the record, and waits until none of these has new connections.
     pub(crate) async fn list_none(&self) {
         let record = "{kind: GatewayBackend, name: gw-1, zone: a, replicas: ['10.77.0.99:7440']}";
-        let share = "fairmesh_gateway_entry_share_ratio{address=\"10.99.0.1:7440\"} 0.0";
+        let share = "fairmesh_gateway_entry_share_ratio{address=\"10.99.0.1:7440\"}";
         self.mesh.cli(&["apply", "-f", "-"], record).await.ok();
         for replica in &self.replicas {
             let address = format!("10.77.0.{}:7441", replica.number);
             until("it has no share", async || {
-                page(&address, "/metrics").await.lines().any(|line| line == share)
+                let page = page(&address, "/metrics").await;
+                let value =
+                    page.lines().find_map(|line| line.strip_prefix(share)?.trim().parse::<f64>().ok());
+                value == Some(0.0)
             })
             .await;
         }
