@@ -160,7 +160,7 @@ impl ServicePlanner {
     }
 
     /// Whether there is anything to plan: facts have changed since the last round, it has moved calls and may move more, tables
-    /// are to be confirmed, or it was made long ago. Within [`USUAL_INTERVAL_MS`], only what cannot wait is planned.
+    /// are to be confirmed, or it was made long ago. Within the usual interval, only what cannot wait is planned.
     pub fn is_due(&self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> bool {
         let Some(seen) = self.seen else { return true };
         let has_changed = (seen.facts, seen.topology) != (facts.version, topology.version);

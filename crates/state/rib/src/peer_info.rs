@@ -96,7 +96,29 @@ impl TryFrom<v1::PeerInfo> for PeerInfo {
 
 #[cfg(test)]
 mod tests {
+    use fairmesh_model::SpiffeId;
+
     use super::*;
+
+    #[test]
+    fn peer_describes_itself_only_as_its_certificate_proves() {
+        let id = |path: &str| -> SpiffeId { format!("spiffe://prod/{path}").parse().unwrap() };
+        let info =
+            |kind| PeerInfo { kind, region: None, addresses: Vec::new(), version: None, roots: Vec::new() };
+        let (agent, replica) = (info(PeerKind::Agent), info(PeerKind::Replica));
+        let cases = [
+            ("fairmesh/agent/web-1", (true, false)),
+            ("fairmesh/replica/rib-1.eu", (false, true)),
+            ("fairmesh/operator/web-1.ann", (false, false)),
+            ("shop/cart", (false, false)),
+        ];
+        for (path, expected) in cases {
+            let identity = Identity::Spiffe(id(path));
+            assert_eq!((agent.may_be_of(&identity), replica.may_be_of(&identity)), expected, "{path}");
+        }
+        let partner = Identity::Federated(id("fairmesh/agent/web-1"));
+        assert!(!agent.may_be_of(&partner) && agent.may_be_of(&Identity::Anonymous));
+    }
 
     #[test]
     fn watcher_info_round_trips_and_bounds_its_addresses() {

@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
-use fairmesh_model::RecordKey;
-use fairmesh_rib::{Batch, Op};
-use fairmesh_store::{RedbStore, Store as _};
 use fairmesh_test_support::free_port;
 use fairmesh_wire::transport::{EndpointAddress, ExpectedPeer, Stream, Transport};
 use serde_json::{Value, json};
@@ -104,33 +100,6 @@ fn revoked_identity_is_refused_everywhere_until_restored() {
     for wrong in [&["--serial", "xyz"][..], &["--issued-before", "2999-01-01T00:00:00Z"]] {
         mesh.run(&[&["identity", "revoke", "shop/web"], wrong].concat()).fails(2);
     }
-}
-
-#[test]
-fn error_of_operator_names_command_that_repairs_unreadable_revocations() {
-    let (mut mesh, tcp) = domain();
-    let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
-    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
-    let shown = || over_tcp(&tcp, &agent, &["identity", "show"]);
-    wait_until("an operator is accepted", || shown().code == Some(0));
-    mesh.stop_control("TERM");
-    runtime().block_on(async {
-        let store = RedbStore::open(mesh.path("data/rib.redb")).unwrap();
-        let damaged = Op::put(RecordKey::Revocations.to_string(), Bytes::from_static(&[0xff]));
-        store.write(Batch { ops: vec![damaged] }).await.unwrap();
-        store.close().await;
-    });
-    mesh.start_control();
-    let repair = "fairmesh identity revoke ID --replace-unreadable --control unix:DIR/control.sock";
-    wait_until("the log names the command", || mesh.control_log().contains(repair));
-    let refused = shown().fails(1);
-    assert!(refused.contains(repair), "{refused}");
-
-    let socket = format!("unix:{}", mesh.path("data/control.sock").display());
-    let command = repair.replace("ID", "shop/nobody").replace("unix:DIR/control.sock", &socket);
-    let words: Vec<_> = command.split(' ').skip(1).collect();
-    mesh.run(&words).ok();
-    wait_until("an operator is accepted again", || shown().code == Some(0));
 }
 
 /// Asserts that commands show the catalog's identity as revoked, and that the log of writes has the reason.

@@ -17,4 +17,3 @@ mod roles;
 mod service_identities;
 mod statements;
 mod tokens;
-mod watchers;

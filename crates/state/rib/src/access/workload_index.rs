@@ -42,7 +42,7 @@ impl WorkloadIndex {
         Self { node, cached: Arc::default() }
     }
 
-    /// The services of a program on an agent's machine: at most `limit`, and at most [`MAX_OF_TENANT`] of
+    /// The services of a program on an agent's machine: at most `limit`, and at most 16 of
     /// each tenant. An empty list of tenants means all tenants. Sorted by the number of conditions on the
     /// program, highest first, then by name, so that an unspecific record does not determine the first
     /// identity.
