@@ -85,12 +85,14 @@ fn documents(case: &Value, service: &str) -> String {
     format!("{policy}\n---\n{default}\n")
 }
 
-/// Calls of a case that `fairmesh call` can make.
+/// Calls of a case that `fairmesh call` can make: it resolves `..` in paths and writes methods in upper case.
 fn calls(case: &Value) -> impl Iterator<Item = (&Value, &str)> {
     let decisions = case["decisions"].as_array().unwrap().iter();
     decisions.filter_map(|decision| {
-        let caller = decision["call"][0].as_str()?.strip_prefix("spiffe://prod/")?;
-        (!decision["call"][2].as_str()?.contains("..")).then_some((decision, caller))
+        let [caller, method, path] = [0, 1, 2].map(|i| decision["call"][i].as_str());
+        let is_sent_as_written =
+            !path?.contains("..") && !method?.contains(|letter: char| letter.is_ascii_lowercase());
+        is_sent_as_written.then_some((decision, caller?.strip_prefix("spiffe://prod/")?))
     })
 }
 
