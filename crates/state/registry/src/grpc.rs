@@ -137,7 +137,12 @@ impl v1::registry_server::Registry for RegistryService {
     async fn put_shards(&self, request: Request<v1::PutShardsRequest>) -> RpcResult<v1::PutShardsResponse> {
         let request = log_and_open("put_shards", request);
         let service = service(&request.service)?;
-        let map = required("map", request.map)?.try_into();
+        let map = required("map", request.map)?;
+        if map.shards.is_empty() {
+            self.registry.delete_shards(&service, map.version).await?;
+            return Ok(Response::new(v1::PutShardsResponse { version: 0 }));
+        }
+        let map = map.try_into();
         let map = map.map_err(|e: Invalid| RegistryError::from(e.within("map")))?;
         let version = self.registry.put_shards(&service, &map).await?;
         Ok(Response::new(v1::PutShardsResponse { version }))

@@ -1,6 +1,7 @@
 //! Shard maps: the replicas of each key range (ServiceRouter §3.3). They are changed by compare-and-set, and shards
 //! are moved make-before-break (ServiceRouter §4.1).
 
+mod map_deletion;
 mod map_edit;
 mod map_writer;
 mod move_executor;

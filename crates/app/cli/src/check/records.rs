@@ -249,9 +249,9 @@ fn traffic(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Repo
 
 /// Reports replicas that callers do not find, and servers without a shard.
 fn shards(name: &ServiceName, one: &ServiceView, report: &mut Report) {
-    let sharded = one.service.as_ref().is_some_and(|service| service.value.kind == ServiceKind::Sharded);
+    let kind = one.service.as_ref().map(|service| service.value.kind);
     let Some(map) = &one.shards else {
-        if sharded {
+        if kind == Some(ServiceKind::Sharded) {
             let remedy = "apply a document 'kind: ShardMap' for it";
             report.add(
                 "shards.missing",
@@ -262,6 +262,18 @@ fn shards(name: &ServiceName, one: &ServiceView, report: &mut Report) {
         }
         return;
     };
+    if kind != Some(ServiceKind::Sharded) {
+        let why = if kind.is_none() { "declared" } else { "sharded" };
+        report.add(
+            "shards.unused",
+            Level::Warning,
+            format!("{name} has a shard map and is not {why}: no caller uses the map"),
+            format!(
+                "delete it with 'fairmesh delete shardmap {name}', or apply a document 'kind: Service' named {name} with 'type: sharded'"
+            ),
+        );
+        return;
+    }
     for warning in replica_warnings(name, map, Some(one)) {
         let remedy = format!("register these instances, or move their shards: 'fairmesh shards get {name}'");
         report.add("shards.replicas", Level::Error, warning, remedy);

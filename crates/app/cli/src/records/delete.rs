@@ -1,5 +1,7 @@
 //! `fairmesh delete`.
 
+mod shard_map;
+
 use std::{process::ExitCode, sync::LazyLock};
 
 use clap::{Args, ValueEnum, builder::PossibleValue};
@@ -25,16 +27,17 @@ use super::{
 /// Hint for deleting a declaration that has running servers.
 const HINT: &str = "stop its servers first (see 'fairmesh get endpoints'), or use --force";
 
-/// What can be deleted: configuration with a history, and endpoints.
+/// What can be deleted: configuration with a history, shard maps, and endpoints.
 #[derive(Clone, Copy, Debug)]
 enum Deletable {
     Record(Kind),
+    ShardMap,
     Endpoint,
 }
 
 static DELETABLE: LazyLock<Vec<Deletable>> = LazyLock::new(|| {
     let kinds = Kind::value_variants().iter().copied().map(Deletable::Record);
-    kinds.chain([Deletable::Endpoint]).collect()
+    kinds.chain([Deletable::ShardMap, Deletable::Endpoint]).collect()
 });
 
 impl ValueEnum for Deletable {
@@ -45,6 +48,10 @@ impl ValueEnum for Deletable {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         match self {
             Self::Record(kind) => kind.to_possible_value(),
+            Self::ShardMap => {
+                let help = "The shard map of the service; the audit log has its changes";
+                Some(PossibleValue::new("shardmap").aliases(["shardmaps", "shards"]).help(help))
+            }
             Self::Endpoint => {
                 let help = "An endpoint whose server is gone, before it is forgotten by itself";
                 Some(PossibleValue::new("endpoint").alias("endpoints").help(help))
@@ -70,7 +77,7 @@ pub struct DeleteArgs {
     /// Only report what would be deleted.
     #[arg(long)]
     dry_run: bool,
-    /// Delete a declaration even though the service has endpoints, and an endpoint that is not lost.
+    /// Delete a declaration or a shard map even though the service has endpoints, and an endpoint that is not lost.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -91,10 +98,19 @@ pub async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
                 "write its service and its instance (see 'fairmesh get endpoints'): fairmesh delete endpoint shop/cart cart-0",
             ));
         }
-        (Deletable::Record(_), _, Some(instance)) => {
+        (_, _, Some(instance)) => {
             return Err(Failure::refused(
                 format!("'{instance}' is one argument too many"),
                 "only endpoints have an instance: fairmesh delete endpoint shop/cart cart-0",
+            ));
+        }
+        (Deletable::ShardMap, Some(RecordName::Service(service)), None) => {
+            return shard_map::delete(&args, service).await;
+        }
+        (Deletable::ShardMap, _, None) => {
+            return Err(Failure::refused(
+                "the service of the shard map is missing",
+                "write it as tenant/service after the kind: fairmesh delete shardmap shop/cart",
             ));
         }
         (Deletable::Record(kind), name, None) => HistoryKey { kind, name: name.clone() },
@@ -142,6 +158,9 @@ async fn delete_record(args: &DeleteArgs, of: &HistoryKey) -> Result<ExitCode, F
         false => format!("{subject} is deleted; 'fairmesh rollback {}' restores it\n", of.arguments()),
     };
     output::print_one(args.output_args.format(), &item, &text)?;
+    if let Some(name) = of.service().filter(|_| of.kind.includes(RecordKind::Service)) {
+        shard_map::note_remaining(&connection, name).await?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -400,3 +400,33 @@ fn apply_replaces_unreadable_shard_map_with_warning() {
     let again = mesh.run(&["apply", "-f", &file]);
     assert!(!again.err.contains("cannot be read") && !again.out.contains(" changed"), "{again:?}");
 }
+
+#[test]
+fn delete_shardmap_needs_force_while_sharded_service_has_endpoints() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/cart", "cart-0", "eu", 7010);
+    let refused = mesh.run(&["delete", "shardmap", "shop/cart"]).fails(1);
+    assert!(refused.contains("has 1 endpoint: calls to it would fail") && refused.contains("--force"), "{refused}");
+    let dry = mesh.run(&["delete", "shardmap", "shop/cart", "--force", "--dry-run", "--json"]).json();
+    assert_eq!((&dry["deleted"], &dry["dryRun"]), (&json!(false), &json!(true)));
+    mesh.run(&["get", "shards", "shop/cart"]).ok();
+    mesh.run(&["delete", "shardmap", "shop/cart", "--force"]).ok();
+    let gone = mesh.run(&["get", "shards", "shop/cart"]).fails(1);
+    assert!(gone.contains("has no shard map"), "{gone}");
+    let again = mesh.run(&["delete", "shardmap", "shop/cart"]).fails(1);
+    assert!(again.contains("shop/cart has no shard map"), "{again}");
+    let created = mesh.apply(SHOP).ok();
+    let map = created.lines().find(|line| line.starts_with("ShardMap"));
+    assert!(map.is_some_and(|line| line.ends_with("created")), "{created}");
+}
+
+#[test]
+fn deleted_service_leaves_shard_map_with_a_note() {
+    let mesh = Mesh::with_shop();
+    let deleted = mesh.run(&["delete", "service", "shop/cart"]);
+    assert!(deleted.err.contains("fairmesh delete shardmap shop/cart"), "{deleted:?}");
+    mesh.run(&["delete", "shardmap", "shop/cart"]).ok();
+    assert_eq!(mesh.run(&["get", "shards", "--json"]).json(), json!([]));
+    let plain = mesh.run(&["delete", "service", "shop/catalog"]);
+    assert!(!plain.err.contains("shard map"), "{plain:?}");
+}

@@ -2945,6 +2945,7 @@ pub struct PutShardsRequest {
     #[prost(string, tag = "1")]
     pub service: ::prost::alloc::string::String,
     /// The new map. Its version is the version that the caller read; 0 creates the map.
+    /// A map without shards deletes the stored map, if its version is that of the stored map.
     #[prost(message, optional, tag = "2")]
     pub map: ::core::option::Option<ShardMap>,
 }

@@ -69,6 +69,21 @@ fn is_held(registry: &Registry, expected: &[(&str, ReplicaState)]) -> bool {
 }
 
 #[tokio::test]
+async fn deleted_shard_map_leaves_no_record_and_can_be_created_again() {
+    let test = TestRegistry::new();
+    prepare(&test).await;
+    let stale = test.registry.delete_shards(&cart(), 7).await.unwrap_err();
+    assert!(matches!(&stale, RegistryError::Conflict(e) if e.problem.contains("version 1")), "{stale}");
+    test.registry.delete_shards(&cart(), 1).await.unwrap();
+    let (_, left) = test.registry.node().read(&[Prefix::shards(&cart(), None)]);
+    assert!(left.is_empty(), "{left:?}");
+    assert!(matches!(test.registry.shards(&cart()), Err(RegistryError::NotFound(_))));
+    let again = test.registry.delete_shards(&cart(), 1).await.unwrap_err();
+    assert!(matches!(again, RegistryError::NotFound(_)), "{again}");
+    assert_eq!(test.registry.put_shards(&cart(), &map([0, 500])).await.unwrap(), 1);
+}
+
+#[tokio::test]
 async fn shard_map_write_requires_version_that_was_read() {
     let test = TestRegistry::new();
     prepare(&test).await;
