@@ -21,6 +21,7 @@ use fairmesh_console::{
     failure::Failure,
     output,
 };
+use fairmesh_identity::FIRST_CERTIFICATE_WAIT;
 use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, response::Parts};
@@ -29,9 +30,6 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::request_args;
-
-/// Time for which a call without `--timeout` waits for its identity.
-const IDENTITY_WAIT: Duration = Duration::from_secs(15);
 
 /// Arguments of `fairmesh call`.
 #[derive(Debug, Args)]
@@ -242,7 +240,7 @@ impl fmt::Display for Injected {
 
 async fn connect_mesh(args: &CallArgs) -> Result<Mesh, Invalid> {
     // An agent on a busy machine may take seconds; one that refuses or is not there ends the wait.
-    let wait = args.timeout.unwrap_or(IDENTITY_WAIT);
+    let wait = args.timeout.unwrap_or(FIRST_CERTIFICATE_WAIT);
     let mut mesh = with_identity_wait(Mesh::builder().client_id("fairmesh call"), wait);
     if let Some(identity) = &args.identity {
         mesh = mesh.identity(identity.clone());

@@ -136,6 +136,16 @@ pub async fn transport_of_agent(
     path: Option<SpiffePath>,
     software: impl Into<String>,
 ) -> Transport {
+    transport_within(agent, path, software, IDENTITY_WAIT).await
+}
+
+/// Like [`transport_of_agent`], and waits this long for an agent that listens and has not answered.
+pub async fn transport_within(
+    agent: Address,
+    path: Option<SpiffePath>,
+    software: impl Into<String>,
+    patience: Duration,
+) -> Transport {
     // `main` has refused a malformed variable.
     let workload_api = environment::workload_api().ok().flatten();
     let software = software.into();
@@ -146,7 +156,7 @@ pub async fn transport_of_agent(
         token: None,
         path,
         software,
-        patience: IDENTITY_WAIT,
+        patience,
     };
     ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default()
 }

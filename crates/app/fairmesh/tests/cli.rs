@@ -24,6 +24,7 @@ mod cli {
     pub(crate) mod joining;
     pub(crate) mod jwt_svids;
     pub(crate) mod keys;
+    pub(crate) mod late_agents;
     pub(crate) mod lint;
     pub(crate) mod listeners;
     pub(crate) mod local_users;

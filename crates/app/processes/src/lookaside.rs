@@ -2,11 +2,12 @@
 
 mod pick;
 
-use std::{process::ExitCode, time::Duration};
+use std::{pin::pin, process::ExitCode, time::Duration};
 
 use clap::{Args, Subcommand};
 use fairmesh_client::Mesh;
 use fairmesh_console::{connect, failure::Failure, stop_signals};
+use fairmesh_identity::FIRST_CERTIFICATE_WAIT;
 use fairmesh_lookaside::{LeaseTerms, Limits, LookasideConfig};
 use fairmesh_model::{Label, Location, MeshRole, Region, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
@@ -84,7 +85,14 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     let shutdown = stop_signals::shutdown()?;
     let name = Label::new("lookaside").map_err(|error| Failure::refused(error, "report this"))?;
     let path = SpiffePath::Mesh(MeshRole::Proxy, name);
-    let transport = connect::transport_of_agent(args.upstream.agent(), Some(path), "lookaside").await;
+    let mut shutdown = pin!(shutdown);
+    // Before it has an identity, it could answer no caller of a mesh with a trust domain.
+    let asked =
+        connect::transport_within(args.upstream.agent(), Some(path), "lookaside", FIRST_CERTIFICATE_WAIT);
+    let transport = tokio::select! {
+        transport = asked => transport,
+        () = &mut shutdown => return Ok(ExitCode::SUCCESS),
+    };
     if args.require_identity {
         connect::require_identity(&transport)?;
     }

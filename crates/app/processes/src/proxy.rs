@@ -13,7 +13,10 @@ use std::{
 };
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
-use fairmesh_calls::{Mesh, forwarding::with_event_loops};
+use fairmesh_calls::{
+    Mesh,
+    forwarding::{with_event_loops, with_identity_wait},
+};
 use fairmesh_console::{failure::Failure, stop_signals};
 use fairmesh_dns::Zone;
 use fairmesh_model::{Invalid, Label, Location, MeshRole, Protocol, Region, ServiceName, SpiffePath, spec};
@@ -392,6 +395,9 @@ pub fn own_identity() -> SpiffePath {
     SpiffePath::Mesh(MeshRole::Proxy, Label::new("proxy").expect("it is a name"))
 }
 
+/// Time for which a proxy waits for its identity before it listens. It waits longer before it is ready.
+const IDENTITY_WAIT: Duration = Duration::from_secs(1);
+
 /// Opens the proxy's mesh handle. `transport` is a transport with the proxy's identity, if there already is one.
 async fn mesh(
     args: &ServeArgs,
@@ -399,7 +405,8 @@ async fn mesh(
     transport: Option<Transport>,
 ) -> Result<Mesh, Failure> {
     // The proxy holds handles to the called services, and so decides how long each is followed.
-    let mesh = with_event_loops(Mesh::builder(), cores(args)).identity(identity(args));
+    let mesh = with_identity_wait(with_event_loops(Mesh::builder(), cores(args)), IDENTITY_WAIT);
+    let mesh = mesh.identity(identity(args));
     let mut mesh = args.upstream.follow(mesh).idle_timeout(args.service_idle_timeout / 10);
     if let Some(region) = &args.region {
         mesh = mesh.location(Location::in_region(region.clone()));

@@ -69,7 +69,9 @@ pub use jwt_svid::check_audience;
 pub use member_identity::Member;
 pub use one_way_tls::OneWayTls;
 pub use private_key::PrivateKey;
-pub use program::{IdentityRequest, LateIdentity, Membership, ProgramIdentity, ServerIdentity};
+pub use program::{
+    FIRST_CERTIFICATE_WAIT, IdentityRequest, LateIdentity, Membership, ProgramIdentity, ServerIdentity,
+};
 pub use revocations::{RevocationSource, follow_revocations};
 pub use signer::{
     RemoteKey, RemoteKeyConfig, RemoteKeyError, RemoteKeys, SignatureCounts, SignedBy, Signer,

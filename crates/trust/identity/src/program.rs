@@ -43,6 +43,17 @@ const REPORT_GATEWAY: &str = "/fairmesh.v1.Signals/ReportGateway";
 /// Time limit for one request.
 const TIMEOUT: Duration = Duration::from_secs(12);
 
+/// Time for which a program that calls as soon as it starts waits for its first certificate from an agent that listens and
+/// has not answered, such as one on a busy machine. An agent that refuses, that has no control plane or whose mesh has no
+/// trust domain, and a missing agent end the wait at once.
+pub const FIRST_CERTIFICATE_WAIT: Duration = Duration::from_secs(15);
+
+/// Time after which a program with a certificate of an earlier start uses it, while its agent does not answer.
+const KEPT_CERTIFICATE_WAIT: Duration = Duration::from_secs(2);
+
+/// Pause before a program repeats a handshake that its agent did not answer in time.
+const HANDSHAKE_PAUSE: Duration = Duration::from_millis(200);
+
 /// Time for which a starting program waits for the record of revocations.
 const REVOCATIONS_WAIT: Duration = Duration::from_secs(1);
 
@@ -361,6 +372,8 @@ fn kept_folder(path: &str) -> Option<PathBuf> {
 impl AgentSource {
     /// Gets the first certificate, if the agent issues one within the patience.
     async fn first(&self, patience: Duration) -> Result<(), NotIssued> {
+        let has_kept = self.kept.as_ref().is_some_and(|folder| folder.exists());
+        let patience = if has_kept { patience.min(KEPT_CERTIFICATE_WAIT) } else { patience };
         let issuing = async {
             self.check_issues().await?;
             renewal::renew_from(&self.workload, |request| self.request(request)).await
@@ -407,13 +420,17 @@ impl AgentSource {
         }
     }
 
+    /// Connects to the agent. An agent that listens and does not answer is tried again until the caller's time limit.
     async fn connect(&self) -> Result<Connection, NotIssued> {
-        let connected = handshake::connect(&Transport::default(), &self.agent, &self.software).await;
-        connected.map_err(|error| match error {
-            // The agent exists but hangs.
-            ConnectError::NoHello { status, .. } if status.code() == Code::DeadlineExceeded => self.late(),
-            error => NotIssued::NoAgent(error.to_string()),
-        })
+        loop {
+            match handshake::connect(&Transport::default(), &self.agent, &self.software).await {
+                Ok(connection) => return Ok(connection),
+                Err(ConnectError::NoHello { status, .. }) if status.code() == Code::DeadlineExceeded => {
+                    tokio::time::sleep(HANDSHAKE_PAUSE).await;
+                }
+                Err(error) => return Err(NotIssued::NoAgent(error.to_string())),
+            }
+        }
     }
 
     fn late(&self) -> NotIssued {

@@ -154,8 +154,8 @@ impl MeshBuilder {
         self
     }
 
-    /// Connects, and waits up to a second for the agent. A missing agent is no error: meanwhile calls use its copy on
-    /// disk or fail, and they recover when it arrives. Must be called within a tokio runtime.
+    /// Connects within a tokio runtime. Waits a second for the agent, and 15 s for the identity of an agent that listens
+    /// and does not answer. A missing agent is no error: calls use its copy on disk or fail until it arrives.
     ///
     /// # Errors
     /// A variable of the environment is malformed.
@@ -253,7 +253,7 @@ impl MeshBuilder {
             token,
             path: self.identity.clone(),
             software: format!("client {client_id}"),
-            patience: self.identity_wait.unwrap_or(CONNECT_WAIT),
+            patience: self.identity_wait.unwrap_or(fairmesh_identity::FIRST_CERTIFICATE_WAIT),
         };
         request.check()?;
         let identity = fairmesh_identity::ProgramIdentity::of_caller(request).await;
