@@ -105,7 +105,7 @@ pub async fn run(command: TrafficCommand) -> Result<ExitCode, Failure> {
         TrafficCommand::Graph(args) => graph::graph(args).await,
         TrafficCommand::Classes(args) => classes::classes(args).await,
         TrafficCommand::Explain(args) => status::explain(args).await,
-        TrafficCommand::WhatIf(args) => what_if::what_if(args).await,
+        TrafficCommand::WhatIf(args) => return what_if::what_if(args).await,
         TrafficCommand::Hold(args) => hold::hold(args).await,
         TrafficCommand::Resume(args) => hold::resume(args).await,
     }?;

@@ -77,7 +77,11 @@ fn what_if_states_why_it_has_no_prediction() {
     wait_until("the service is planned for", || {
         what_if(&["--demand", "2"]).fails(1).contains("shop/catalog: no region has serving endpoints")
     });
+    let unknown = what_if(&["--lose", "ue", "--demand", "us=2"]).fails(2);
+    assert!(unknown.contains("has the region ue") && unknown.contains("known are: eu, us"), "{unknown}");
     let piped = |yaml| fairmesh(&mesh.address(), &["traffic", "what-if", "-f", "-"], yaml);
+    let unknown = piped("{kind: Policy, service: shop/catalogue, traffic: {planner: optimizer}}").fails(2);
+    assert!(unknown.contains("service shop/catalogue is not declared"), "{unknown}");
     let refused = piped("{kind: Service, name: shop/x}").fails(2);
     assert!(refused.contains("kind Service is not predicted"), "{refused}");
     let none = piped("{kind: Policy, service: shop/catalog, traffic: {planner: none}}").fails(1);

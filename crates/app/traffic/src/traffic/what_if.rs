@@ -1,6 +1,12 @@
 //! `fairmesh traffic what-if`.
 
-use std::{collections::BTreeMap, fs, io::Read as _, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::Read as _,
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::Args;
 use fairmesh_console::{
@@ -49,13 +55,16 @@ fn demand(text: &str) -> Result<Demand, String> {
         None => (None, text),
     };
     match factor.parse() {
+        Ok(0.0) if region.is_none() => {
+            Err("no call would be left; write a factor above 0, or the region whose clients stop, such as eu=0".into())
+        }
         Ok(factor) if (0.0..=1_000.0).contains(&factor) => Ok(Demand(region, factor)),
         _ => Err(format!("'{factor}' is no factor; write a number from 0 to 1000, such as eu=3")),
     }
 }
 
-/// Predicts the effect of the change.
-pub(super) async fn what_if(args: WhatIfArgs) -> Result<(), Failure> {
+/// Predicts the effect of the change. Exits 1 if a service is not predicted.
+pub(super) async fn what_if(args: WhatIfArgs) -> Result<ExitCode, Failure> {
     if args.file.is_none() && args.demand.is_empty() && args.lose.is_empty() {
         return Err(Failure::refused("nothing would change", "name a file, --demand or --lose"));
     }
@@ -72,11 +81,27 @@ pub(super) async fn what_if(args: WhatIfArgs) -> Result<(), Failure> {
     let response = connection.traffic_planner().what_if(request).await?.into_inner();
     let WhatIfResponse { now, then } = response;
     let (now, then) = (now.unwrap_or_default(), then.unwrap_or_default());
-    for service in then.services.iter().filter(|service| !service.why_not.is_empty()) {
-        output::note(format!("{} is not predicted: {}", service.service, service.why_not));
+    let unpredicted = unpredicted(&now, &then);
+    for note in &unpredicted {
+        output::note(note);
     }
     let document = json!({ "now": value(&now), "then": value(&then) });
-    output::print_one(args.output.format(), &document, &text(&now, &then))
+    output::print_one(args.output.format(), &document, &text(&now, &then))?;
+    Ok(ExitCode::from(u8::from(!unpredicted.is_empty())))
+}
+
+/// The services without a prediction, each with the reason: those of the change, and those whose present alone is unknown.
+fn unpredicted(now: &Prediction, then: &Prediction) -> Vec<String> {
+    let lacking = |of: &Prediction| -> BTreeMap<String, String> {
+        let services = of.services.iter().filter(|service| !service.why_not.is_empty());
+        services.map(|service| (service.service.clone(), service.why_not.clone())).collect()
+    };
+    let (now, then) = (lacking(now), lacking(then));
+    let changed = then.iter().map(|(service, why)| format!("{service} is not predicted: {why}"));
+    let present = now.iter().filter(|(service, _)| !then.contains_key(*service));
+    let present =
+        present.map(|(service, why)| format!("{service} is predicted without its present state: {why}"));
+    changed.chain(present).collect()
 }
 
 /// Reads the records of a file.
@@ -158,7 +183,7 @@ fn cells(prediction: &Prediction) -> BTreeMap<(&str, &str, &str), Cell<'_>> {
 
 fn rows(now: &Prediction, then: &Prediction) -> Vec<Vec<String>> {
     let (now, then) = (cells(now), cells(then));
-    let keys: std::collections::BTreeSet<_> = now.keys().chain(then.keys()).copied().collect();
+    let keys: BTreeSet<_> = now.keys().chain(then.keys()).copied().collect();
     let row = |key: (&str, &str, &str)| {
         let cell = |of: &BTreeMap<_, Cell<'_>>| {
             of.get(&key).copied().map(shown).unwrap_or_else(|| shown(Cell::default()))
@@ -217,9 +242,35 @@ mod tests {
         let Demand(region, factor) = demand("eu=3").unwrap();
         assert_eq!((region.unwrap().as_str(), factor), ("eu", 3.0));
         assert!(matches!(demand("1.5"), Ok(Demand(None, factor)) if factor == 1.5));
-        for wrong in ["eu=", "eu=x", "-1", "nan", "=2", "2000"] {
+        assert!(matches!(demand("eu=0"), Ok(Demand(Some(_), 0.0))));
+        for wrong in ["eu=", "eu=x", "-1", "nan", "=2", "2000", "0"] {
             assert!(demand(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_if_lists_each_service_without_prediction_once() {
+        let prediction = |whys: &[(&str, &str)]| Prediction {
+            services: whys
+                .iter()
+                .map(|(service, why)| PredictedService {
+                    service: (*service).into(),
+                    why_not: (*why).into(),
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        };
+        let now = prediction(&[("shop/a", "no calls"), ("shop/b", "no fit"), ("shop/c", "")]);
+        let then = prediction(&[("shop/a", "no calls"), ("shop/b", ""), ("shop/c", "")]);
+        let listed = unpredicted(&now, &then);
+        assert_eq!(
+            listed,
+            [
+                "shop/a is not predicted: no calls",
+                "shop/b is predicted without its present state: no fit"
+            ]
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The planner hands its model over when a prediction asks for it, and the prediction is made on a thread of its own: rounds do not wait.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Record, RecordKey, Region, ServiceName};
+use fairmesh_model::{Prefix, Record, RecordKey, Region, ServiceName};
 use fairmesh_planner::{
     OptimizerInput, OptimizerPlanner, Prediction, Scenario, ServiceFacts, ServicePlan, TopologyFacts, WhatIf,
 };
@@ -29,6 +29,8 @@ const ROUND_PATIENCE: Duration = Duration::from_secs(10);
 const MAX_RECORDS: usize = 1_000;
 const MAX_REGIONS: usize = 1_000;
 const MAX_FACTOR: f64 = 1_000.0;
+/// Maximum number of regions that a refusal names.
+const MAX_NAMED: usize = 20;
 
 /// The optimizer's model after a round, with the facts of the round.
 #[derive(Debug)]
@@ -97,10 +99,13 @@ impl TrafficPlanning {
             let _permit = permit;
             let Model { optimizer, services, topology, at_ms } = &*model;
             let refused = Default::default();
-            optimizer.what_if(OptimizerInput { services, refused: &refused, topology }, &scenario, *at_ms)
+            let input = OptimizerInput { services, refused: &refused, topology };
+            check_regions(optimizer.regions_of_scenario(input, &scenario, *at_ms))?;
+            let predicted = optimizer.what_if(input, &scenario, *at_ms);
+            predicted.map_err(|why| Status::failed_precondition(why.text))
         });
         let predicted = predicted.await.map_err(|error| Status::internal(error.to_string()))?;
-        let WhatIf { now, then } = predicted.map_err(|why| Status::failed_precondition(why.text))?;
+        let WhatIf { now, then } = predicted?;
         Ok(v1::WhatIfResponse { now: Some(write(&now)), then: Some(write(&then)) })
     }
 
@@ -153,6 +158,7 @@ fn add_record(scenario: &mut Scenario, op: &v1::Op, node: &Node) -> Result<(), S
     let record = record.map_err(|e| Status::invalid_argument(e.within(op.key.clone()).to_string()))?;
     match (key, record) {
         (RecordKey::Policy(service), _) => {
+            check_service(node, &service)?;
             let facts = policy_in_force(node, &service, value);
             scenario.policies.insert(service, facts);
         }
@@ -166,6 +172,33 @@ fn add_record(scenario: &mut Scenario, op: &v1::Op, node: &Node) -> Result<(), S
         }
     }
     Ok(())
+}
+
+/// Refuses a policy of a service that nobody can call, such as one whose name has a typing error.
+fn check_service(node: &Node, service: &ServiceName) -> Result<(), Status> {
+    let is_declared = node.get(&RecordKey::Service(service.clone()).to_string()).is_some();
+    if is_declared || !node.read(&[Prefix::endpoints(service, None)]).1.is_empty() {
+        return Ok(());
+    }
+    Err(Status::invalid_argument(format!(
+        "records: service {service} is not declared and has no endpoints; see 'fairmesh get services'"
+    )))
+}
+
+/// Refuses regions that neither the topology nor endpoints nor calls have.
+fn check_regions((unknown, known): (BTreeSet<Region>, BTreeSet<Region>)) -> Result<(), Status> {
+    let list = |regions: BTreeSet<Region>| {
+        let names: Vec<_> = regions.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+        names.join(", ")
+    };
+    match unknown.is_empty() {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!(
+            "no endpoint, call or topology has the region {}; known are: {}",
+            list(unknown),
+            list(known)
+        ))),
+    }
 }
 
 fn region(name: &str) -> Result<Region, Status> {

@@ -330,3 +330,12 @@ pub(super) fn problem_text(built: &GraphProblem, error: &ProblemError) -> Fallba
     };
     Fallback::new("problem", text)
 }
+
+/// The service because of which there is no problem, if it is one.
+pub(super) fn problem_service<'a>(built: &'a GraphProblem, error: &ProblemError) -> Option<&'a ServiceName> {
+    match error {
+        ProblemError::LoopGain(node) => built.nodes.get(*node).map(|node| &node.service),
+        ProblemError::Unplaced(service) => built.services.get(*service),
+        _ => None,
+    }
+}

@@ -12,6 +12,7 @@ use super::{
     Fallback, OptimizerInput, OptimizerPlanner, ServicePlan,
     graph_problem::{GraphProblem, Sources},
     service_model::{Known, ServiceModel, check_settings, fits_of, nodes_of},
+    successive_solutions::{problem_service, problem_text},
 };
 use crate::{
     call_graph::{GraphEdge, GraphNode},
@@ -95,6 +96,41 @@ impl OptimizerPlanner {
         is_in_force: bool,
     ) -> Result<Prediction, Fallback> {
         let OptimizerInput { services, topology, .. } = input;
+        let (mut models, mut unplanned) = self.scenario_models(input, nodes, now_ms);
+        loop {
+            if models.is_empty() {
+                return Err(none_planned(&unplanned));
+            }
+            let (held, flows) = (&self.held, &self.flows);
+            let sources =
+                Sources { nodes, edges, models: &models, held, services, flows, topology, shifts: &[] };
+            let built = GraphProblem::new(sources);
+            let plan = match is_in_force {
+                true => self.active.evaluate_in_force(&built, sources),
+                false => optimize(&built.problem, None, EFFORT, &mut |_| true),
+            };
+            let error = match plan {
+                Ok(plan) => return Ok(prediction((&built, &plan), &models, unplanned, now_ms)),
+                Err(error) => error,
+            };
+            // One service without a plan must not hide those of all others.
+            let why = problem_text(&built, &error);
+            let Some(service) = problem_service(&built, &error).cloned() else { return Err(why) };
+            if models.remove(&service).is_none() {
+                return Err(why);
+            }
+            unplanned.insert(service, why);
+        }
+    }
+
+    /// The models of the services that ask for the optimizer, and why the others have none.
+    fn scenario_models(
+        &self,
+        input: OptimizerInput<'_>,
+        nodes: &[GraphNode],
+        now_ms: u64,
+    ) -> (BTreeMap<ServiceName, ServiceModel>, BTreeMap<ServiceName, Fallback>) {
+        let OptimizerInput { services, topology, .. } = input;
         let fits = self.costs.fits();
         let (mut models, mut unplanned) = (BTreeMap::new(), BTreeMap::new());
         for (service, facts) in services.iter().filter(|(_, facts)| facts.traffic.is_optimized()) {
@@ -111,32 +147,59 @@ impl OptimizerPlanner {
                 Err(why) => drop(unplanned.insert(service.clone(), why)),
             }
         }
-        if models.is_empty() {
-            let first = unplanned.iter().next().map(|(service, why)| format!("{service}: {}", why.text));
-            let text = first.unwrap_or_else(|| "no service asks for the optimizer".to_owned());
-            return Err(Fallback::new("unplanned", text));
-        }
-        let (held, flows) = (&self.held, &self.flows);
-        let sources = Sources { nodes, edges, models: &models, held, services, flows, topology, shifts: &[] };
-        let built = GraphProblem::new(sources);
-        let plan = match is_in_force {
-            true => self.active.evaluate_in_force(&built, sources),
-            false => optimize(&built.problem, None, EFFORT, &mut |_| true),
-        };
-        let plan = plan.map_err(|error| super::successive_solutions::problem_text(&built, &error))?;
-        let service = |(service, model): (&ServiceName, &ServiceModel)| {
-            (service.clone(), built.service_plan(&plan, (service, model), 0, now_ms))
-        };
-        Ok(Prediction {
-            latency_ms: plan.mean_latency,
-            latency_error_ms: plan.latency_error,
-            egress: plan.egress * HOUR,
-            shed: shed(&built, &plan),
-            gap: plan.gap(),
-            services: models.iter().map(service).collect(),
-            unplanned,
-        })
+        (models, unplanned)
     }
+
+    /// The regions that a scenario names and nothing else has, and all others: those that the topology declares, before or
+    /// after the change, and those of endpoints and of calls.
+    pub fn regions_of_scenario(
+        &self,
+        input: OptimizerInput<'_>,
+        scenario: &Scenario,
+        now_ms: u64,
+    ) -> (BTreeSet<Region>, BTreeSet<Region>) {
+        let declared = [Some(&input.topology.regions), scenario.regions.as_ref()];
+        let declared = declared.into_iter().flatten().flat_map(|regions| regions.regions.keys());
+        let mut known: BTreeSet<Region> = declared.cloned().collect();
+        known.extend(input.services.values().flat_map(|facts| facts.endpoints.keys()).cloned());
+        let (nodes, edges) = self.graph_of_recent_demand(now_ms);
+        for node in &nodes {
+            known.extend(node.demand.keys().chain(node.outside.keys()).cloned());
+        }
+        known.extend(edges.iter().flat_map(|edge| edge.from.keys()).cloned());
+        let named = scenario.demand.iter().filter_map(|(region, _)| region.as_ref()).chain(&scenario.lost);
+        (named.filter(|region| !known.contains(*region)).cloned().collect(), known)
+    }
+}
+
+fn prediction(
+    (built, plan): (&GraphProblem, &Plan),
+    models: &BTreeMap<ServiceName, ServiceModel>,
+    unplanned: BTreeMap<ServiceName, Fallback>,
+    now_ms: u64,
+) -> Prediction {
+    let service = |(service, model): (&ServiceName, &ServiceModel)| {
+        (service.clone(), built.service_plan(plan, (service, model), 0, now_ms))
+    };
+    Prediction {
+        latency_ms: plan.mean_latency,
+        latency_error_ms: plan.latency_error,
+        egress: plan.egress * HOUR,
+        shed: shed(built, plan),
+        gap: plan.gap(),
+        services: models.iter().map(service).collect(),
+        unplanned,
+    }
+}
+
+/// Why there is no prediction at all: the reason of each service.
+fn none_planned(unplanned: &BTreeMap<ServiceName, Fallback>) -> Fallback {
+    let reasons: Vec<_> = unplanned.iter().map(|(service, why)| format!("{service}: {}", why.text)).collect();
+    let text = match &reasons[..] {
+        [] => "no service asks for the optimizer".to_owned(),
+        reasons => reasons.join("; "),
+    };
+    Fallback::new("unplanned", text)
 }
 
 impl Scenario {

@@ -63,6 +63,27 @@ fn what_if_does_not_predict_service_whose_policy_becomes_local_only() {
 }
 
 #[test]
+fn what_if_names_every_service_without_prediction() {
+    let world = World::learned([Optimizer, Optimizer]);
+    let local = |name: &str| (service(name), PolicyFacts { local_only: true, ..policy(Optimizer) });
+    let both = Scenario { policies: ["web", "cart"].map(local).into(), ..Scenario::default() };
+    let why = predict(&world, &both).unwrap_err().text;
+    assert!(why.contains("shop/cart: ") && why.contains("; shop/web: "), "{why}");
+}
+
+#[test]
+fn what_if_scenario_lists_unknown_regions_beside_known_ones() {
+    let world = World::learned([Optimizer, Optimizer]);
+    let refused = Default::default();
+    let input = OptimizerInput { services: &world.facts, refused: &refused, topology: &world.topology };
+    let demand = vec![(Some(region("eu")), 2.0), (Some(region("ue")), 2.0), (None, 2.0)];
+    let scenario = Scenario { demand, lost: [region("us"), region("su")].into(), ..Scenario::default() };
+    let (unknown, known) = world.planner.optimizer().regions_of_scenario(input, &scenario, world.now.ms);
+    assert_eq!(unknown, [region("su"), region("ue")].into());
+    assert_eq!(known, ["ap", "eu", "us"].map(region).into());
+}
+
+#[test]
 fn what_if_prediction_uses_changed_prices_and_policies() {
     let mut world = World::learned([Optimizer, Optimizer]);
     world.topology.regions.egress.price = "$0.02".parse().unwrap();
