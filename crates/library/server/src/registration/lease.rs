@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::EndpointState;
+use fairmesh_model::{EndpointState, Location};
 use fairmesh_wire::v1::DrainResponse;
 use tokio::{
     sync::watch,
@@ -106,6 +106,7 @@ impl Lease {
             target: Arc::clone(&target),
             wanted: wanted_receiver,
             acknowledged: None,
+            location: None,
             backoff: Backoff::default(),
             failing_since: None,
             is_warned: false,
@@ -273,6 +274,8 @@ struct LeaseTask {
     wanted: watch::Receiver<EndpointState>,
     /// The state that the registry has; `None` if the endpoint must be registered again.
     acknowledged: Option<EndpointState>,
+    /// The location that the agent reported when the endpoint was registered; `None` if the program has one of its own.
+    location: Option<Location>,
     backoff: Backoff,
     /// Time of the first failed attempt since the last success.
     failing_since: Option<Instant>,
@@ -333,9 +336,10 @@ impl LeaseTask {
 
     /// Brings the registry to `wanted`. Returns the state that the registry then has; `None` if it does not know the
     /// endpoint.
-    async fn reconcile(&self, wanted: EndpointState) -> Result<Option<EndpointState>, RegistryError> {
-        let LeaseTarget { registry, registration, drained, .. } = &*self.target;
-        let instance = self.target.instance();
+    async fn reconcile(&mut self, wanted: EndpointState) -> Result<Option<EndpointState>, RegistryError> {
+        let target = Arc::clone(&self.target);
+        let LeaseTarget { registry, registration, drained, .. } = &*target;
+        let instance = target.instance();
         match self.acknowledged {
             // A lost endpoint may have been removed since; registering handles both cases.
             None | Some(EndpointState::Lost)
@@ -343,12 +347,16 @@ impl LeaseTask {
             {
                 let location = match &registration.location {
                     Some(location) => location.clone(),
-                    None => registry.location().await?.ok_or(RegistryError::NoRegion)?,
+                    None => self.agent_location(registry).await?,
                 };
                 registry.register(registration.message(location, wanted)).await?;
             }
             Some(acknowledged) if acknowledged == wanted => {
                 if wanted != EndpointState::Lost && !registry.renew(instance).await? {
+                    return Ok(None);
+                }
+                let may_move = matches!(wanted, EndpointState::Starting | EndpointState::Serving);
+                if may_move && self.has_moved(registry).await {
                     return Ok(None);
                 }
             }
@@ -367,5 +375,28 @@ impl LeaseTask {
             }
         }
         Ok(Some(wanted))
+    }
+
+    /// The location that the agent reports now, which the endpoint gets.
+    async fn agent_location(&mut self, registry: &RegistryClient) -> Result<Location, RegistryError> {
+        let present = registry.present_location().await?;
+        let location = present.ok_or(RegistryError::NoRegion)?;
+        self.location = Some(location.clone());
+        Ok(location)
+    }
+
+    /// Whether the agent was restarted at another location than the endpoint was registered with. An agent that does not
+    /// answer has not moved.
+    async fn has_moved(&self, registry: &RegistryClient) -> bool {
+        let Some(registered) = &self.location else { return false };
+        match registry.present_location().await {
+            Ok(Some(present)) if present != *registered => {
+                let Registration { service, instance, .. } = &self.target.registration;
+                let (region, zone) = (&present.region, present.zone.as_ref().map(ToString::to_string));
+                tracing::info!(%service, %instance, %region, zone, "the agent has another location; registering again");
+                true
+            }
+            _ => false,
+        }
     }
 }

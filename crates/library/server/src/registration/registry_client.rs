@@ -10,7 +10,7 @@ use std::{
 use fairmesh_identity::{LateIdentity, Membership};
 use fairmesh_model::{Endpoint, InstanceId, Location, ServiceName, ShardId};
 use fairmesh_wire::{
-    handshake::{ConnectError, Connection, connect, is_version_refusal},
+    handshake::{ConnectError, Connection, Hello, connect, is_version_refusal},
     transport::{Address, PlaintextCaller, PlaintextCallers, Transport},
     v1,
 };
@@ -179,6 +179,34 @@ impl RegistryClient {
     /// The registry refuses the request or cannot be reached.
     pub async fn location(&self) -> Result<Option<Location>, RegistryError> {
         Ok(self.connection().await?.1.hello.location)
+    }
+
+    /// Asks the agent for this machine's location again: a connection survives restarts of the agent, and the agent may
+    /// have got another zone. `None` from a control plane.
+    ///
+    /// # Errors
+    /// The agent cannot be reached, or its response is invalid.
+    pub(crate) async fn present_location(&self) -> Result<Option<Location>, RegistryError> {
+        let (address, connection) = self.connection().await?;
+        if connection.hello.location.is_none() {
+            return Ok(None);
+        }
+        let version = connection.hello.version;
+        let request = v1::HelloRequest {
+            oldest_version: version,
+            newest_version: version,
+            software: self.software.clone(),
+            ..v1::HelloRequest::default()
+        };
+        let mut rib = connection.rib();
+        let response = self.call(address.clone(), CALL_TIMEOUT, rib.hello(request)).await?;
+        let hello = Hello::try_from(response);
+        let hello = hello.map_err(|source| ConnectError::InvalidHello { address, source });
+        let location = hello.map_err(Box::new)?.location;
+        if let Some((_, connection)) = &mut *self.current.lock().await {
+            connection.hello.location.clone_from(&location);
+        }
+        Ok(location)
     }
 
     /// Registers an endpoint of this process.

@@ -45,7 +45,7 @@ pub(super) enum RegistryRequest {
 #[derive(Clone)]
 pub(super) struct FakeRegistry {
     node: Node,
-    region: Option<&'static str>,
+    pub(super) region: Option<&'static str>,
     requests: Arc<watch::Sender<Vec<RegistryRequest>>>,
     /// Incarnations in the requests.
     pub(super) spoke: Arc<Mutex<BTreeSet<u64>>>,

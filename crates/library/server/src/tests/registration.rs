@@ -38,6 +38,18 @@ async fn server_registers_with_agents_location_and_renews_lease() {
 }
 
 #[tokio::test]
+async fn endpoint_follows_agent_that_restarts_at_another_location() {
+    let agent = FakeRegistry::new(Some("eu")).serve(None).await;
+    let (address, _server) = (agent.address.clone(), builder(&agent.address).start().await.unwrap());
+    agent.registry.until(|requests| requests.contains(&registered(State::Serving))).await;
+    let mut moved = agent.stop().await;
+    moved.region = Some("us");
+    let moved = moved.serve(Some(&address)).await;
+    let region = |request: &RegistryRequest| matches!(request, RegistryRequest::Register { region, .. } if region == "us");
+    moved.registry.until(|requests| requests.iter().any(region)).await;
+}
+
+#[tokio::test]
 async fn server_registers_with_its_own_incarnation() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).starting().start().await.unwrap();
