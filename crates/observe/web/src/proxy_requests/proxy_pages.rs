@@ -69,6 +69,6 @@ fn late() -> String {
 
 /// The text of an error and of its causes.
 fn causes(error: &(dyn Error + 'static)) -> String {
-    let causes = iter::successors(Some(error), |error| error.source());
+    let causes = iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
