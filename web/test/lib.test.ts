@@ -6,8 +6,9 @@ import { ago, average, cores, duration, folded, instant, micros, percent, rate, 
 import { MAX_NODES, NO_CALLS, NO_MESH, callerOf, foldRegions, hasPage, labelOf, level, matrix, picture, regionOf, rows, serviceOf, serving, sorted, withCalled, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
 import { link, read } from "../src/lib/route.ts";
 import { dueKey, isOff, isUnknown, listed, parts, times, type Endpoint, type Service, type ServiceCalls } from "../src/lib/service.ts";
-import { loads, measuredAges, partlyCarried, places, took, type Plan, type Probed, type RegionCalls, type Topology } from "../src/lib/regions.ts";
+import { attempted, corrected, loads, measuredAges, partlyCarried, places, took, type Attempt, type Correction, type Plan, type Probed, type RegionCalls, type Topology } from "../src/lib/regions.ts";
 import { daysUntil, issued, lastMinute, refusedCall, refusedCalls, words, type Denied, type Entry } from "../src/lib/security.ts";
+import { clock, hasFailed, newest, result, wentTo, type LastRequest } from "../src/lib/requests.ts";
 import { authorization, pause, updated } from "../src/lib/stream.ts";
 import { bar, byService, ended, hostOf, lasts, ordered, outcome, type Span, type Trace } from "../src/lib/traces.ts";
 
@@ -311,4 +312,24 @@ test("load over time is that of the servers now, by the calls of each step", () 
   const region = { region: "eu", endpoints: 2, load: 0.5, predicted: null, offered: 0, received: 100, unreported: 0, serversAgoMs: 0, callersAgoMs: 0, zoneRefusal: null };
   const plan = { regions: [region, { ...region, region: "us", load: null }] } as unknown as Plan;
   assert.deepEqual(loads(calls, plan), [{ region: "eu", values: [null, 0.25, 1] }]);
+});
+
+test("corrections and attempts of the optimizer are written with their units", () => {
+  const latency: Correction = { kind: "latency", region: "eu", class: null, model: 31.8, measured: 333, error: 4.06, by: -301.2, beganAgoMs: 0, calls: 1 };
+  assert.deepEqual(corrected(latency), { by: "−301 ms", model: "31.8 ms", measured: "333 ± 4.06 ms" });
+  assert.deepEqual(corrected({ ...latency, kind: "work", model: 0.9, measured: 1.44, by: 1.6, error: null }), { by: "× 1.60", model: "0.90 cores", measured: "1.44 cores" });
+  const attempt: Attempt = { callers: "eu", class: null, from: "eu", to: "us", share: 0.1, beforeMs: 42.1, afterMs: 39, errorMs: 0.4, beganAgoMs: 0, outcome: "kept" };
+  assert.deepEqual(attempted(attempt), { effect: "−3.10 ± 0.40 ms", outcome: "kept: calls are faster" });
+  assert.deepEqual(attempted({ ...attempt, afterMs: null, outcome: "later" }), { effect: "–", outcome: "later" });
+});
+
+test("requests of proxies have their outcome and the endpoint of the last attempt", () => {
+  const attempt = { service: "shop/web", instance: "web-1", region: "eu", revision: 7, ms: 1, outcome: "reset" };
+  const request = { time: 1.5, method: "GET", path: "/", status: 200, caller: "10.0.0.1", proxy: "p", ms: 1, steps: [], attempts: [attempt, { ...attempt, instance: "web-2" }] } satisfies LastRequest;
+  assert.equal(wentTo(request), "web-2 in eu, attempt 2");
+  assert.equal(wentTo({ ...request, attempts: [] }), "–");
+  assert.deepEqual([request, { status: 503, fault: "deadline" }, { status: 200, grpcStatus: 14, ended: "given_up" }].map(result), ["200", "503, deadline", "200, gRPC 14, given up"]);
+  assert.deepEqual([{ status: 404 }, { status: 200, grpcStatus: 0 }, { status: 502 }, { status: 200, grpcStatus: 2 }, { status: 200, ended: "broken" }].map(hasFailed), [false, false, true, true, true]);
+  assert.deepEqual(newest(new Map([["001", "a"], ["003", "c"], ["002", "b"]])).map(([, one]) => one), ["c", "b", "a"]);
+  assert.equal(clock(1.5), "00:00:01.500");
 });

@@ -21,6 +21,7 @@ pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), Bo
         http_names: Vec::new(),
         http_certificate: None,
         sources: Vec::new(),
+        proxies: Vec::new(),
         shadow_controllers: Vec::new(),
         gateway_launcher: None,
         oidc: None,

@@ -46,6 +46,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         http_names: Vec::new(),
         http_certificate: None,
         sources: Vec::new(),
+        proxies: Vec::new(),
         shadow_controllers: Vec::new(),
         gateway_launcher: None,
     };

@@ -43,6 +43,7 @@ impl Machine {
             http_names: Vec::new(),
             http_certificate: None,
             sources: Vec::new(),
+            proxies: Vec::new(),
             shadow_controllers: Vec::new(),
             gateway_launcher: None,
         };

@@ -1,3 +1,5 @@
+import { UNKNOWN, digits } from "./format.ts";
+
 /** The event `topology` of `/ui/api/regions`. */
 export interface Topology {
   regions: { name: string; declared: boolean; continent: string | null; neighbours: string[]; endpoints: number; serving: number; /** Services that cannot carry all their calls there, with the part that they carry. */ overflowing: [string, number][]; moreOverflowing: number }[];
@@ -70,6 +72,8 @@ export interface Planned {
   gap: number | null;
   offered: number;
   dropped: number;
+  /** Regions whose reports imply a capacity that the planner doubts, and why. */
+  doubts: [string, string][];
   change: Change | null;
 }
 
@@ -79,7 +83,7 @@ export interface Plan extends Planned {
   round: number;
   plannedRounds: number;
   refusedRounds: number;
-  regions: { region: string; endpoints: number; load: number | null; predicted: number | null; offered: number; received: number; unreported: number; serversAgoMs: number | null; callersAgoMs: number | null; zoneRefusal: string | null }[];
+  regions: { region: string; endpoints: number; load: number | null; predicted: number | null; offered: number; received: number; unreported: number; serversAgoMs: number | null; callersAgoMs: number | null; zones: Zone[]; zoneRefusal: string | null }[];
   tables: { from: string; class: string | null; to: [string, number][]; dropped: number }[];
   shifts: Change[];
   optimized: {
@@ -89,7 +93,69 @@ export interface Plan extends Planned {
     modelAgeMs: number;
     modelError: number;
     expected: { from: string; class: string | null; calls: number; latencyMs: number; egress: number }[];
+    corrections: Correction[];
+    attempts: Attempt[];
   } | null;
+}
+
+/** Calls between two zones of a region, and the planned share of the calls that stay in the region. */
+export interface Zone {
+  from: string;
+  to: string;
+  share: number;
+  calls: number;
+  bytes: number;
+}
+
+/** A pool whose calls cost something else than the optimizer's model says: milliseconds of a call, or cores. */
+export interface Correction {
+  kind: "latency" | "work";
+  region: string;
+  class: string | null;
+  model: number;
+  measured: number;
+  error: number | null;
+  /** Milliseconds that are added to each call, or the factor of the work. */
+  by: number;
+  beganAgoMs: number;
+  calls: number;
+}
+
+/** A part of the calls that the optimizer moved, and measured. */
+export interface Attempt {
+  callers: string;
+  class: string | null;
+  from: string;
+  to: string;
+  share: number;
+  beforeMs: number;
+  afterMs: number | null;
+  errorMs: number;
+  beganAgoMs: number;
+  outcome: string;
+}
+
+const OUTCOMES: Record<string, string> = {
+  running: "being measured",
+  kept: "kept: calls are faster",
+  notBetter: "rolled back: calls are not clearly faster",
+  worse: "rolled back: calls are slower",
+  tooFull: "rolled back: a pool was too full",
+  replanned: "ended by another plan",
+};
+
+/** A correction in words: by how much, what the model says, and what was measured. */
+export function corrected(one: Correction): { by: string; model: string; measured: string } {
+  const sign = one.by < 0 ? "−" : "+";
+  if (one.kind === "work") return { by: `× ${digits(one.by)}`, model: `${digits(one.model)} cores`, measured: `${digits(one.measured)} cores` };
+  return { by: `${sign}${digits(Math.abs(one.by))} ms`, model: `${digits(one.model)} ms`, measured: `${digits(one.measured)} ± ${digits(one.error ?? 0)} ms` };
+}
+
+/** What an attempt changed, and how it ended. */
+export function attempted(one: Attempt): { effect: string; outcome: string } {
+  const change = one.afterMs === null ? null : one.afterMs - one.beforeMs;
+  const effect = change === null ? UNKNOWN : `${change < 0 ? "−" : "+"}${digits(Math.abs(change))} ± ${digits(one.errorMs)} ms`;
+  return { effect, outcome: OUTCOMES[one.outcome] ?? one.outcome };
 }
 
 /** A row of the event `probes`, by both places on two lines. */

@@ -72,6 +72,14 @@ export interface ServiceCalls {
   historyMs: number;
 }
 
+/** The event `attribution`: the CPU of the service by users of it, each with seconds and part of the whole. */
+export interface Attribution {
+  windowMs: number;
+  callers: [string, number, number][];
+  /** The first services of the chains of calls. */
+  origins: [string, number, number][];
+}
+
 export type Series = (number | null)[];
 
 /** `/ui/api/history/TENANT/SERVICE`. */

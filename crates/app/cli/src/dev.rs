@@ -176,6 +176,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         http_names: Vec::new(),
         http_certificate: None,
         sources: Vec::new(),
+        proxies: vec![args.admin],
         shadow_controllers: Vec::new(),
         gateway_launcher: None,
     }

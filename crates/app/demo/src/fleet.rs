@@ -47,6 +47,8 @@ pub(super) struct Fleet {
     pub control_address: SocketAddr,
     /// HTTP address of the control plane.
     pub control_http: SocketAddr,
+    /// Address of the sidecar's pages, which the web page reads.
+    sidecar_admin: SocketAddr,
     /// The control plane.
     pub control: Process,
     /// The agents, in the order of [`REGIONS`].
@@ -67,14 +69,16 @@ impl Fleet {
     /// Starts the control plane; call [`up`](Self::up) next. Calls `say` for each step.
     pub(super) fn start(dir: &Path, say: &dyn Fn(&str)) -> Result<Self, DemoError> {
         let binary = std::env::current_exe()?;
-        let (control_address, control_http) = (free_port()?, free_port()?);
+        let (control_address, control_http, sidecar_admin) = (free_port()?, free_port()?, free_port()?);
         say("control plane");
-        let control = Process::start(control_program(&binary, dir, control_address, control_http), dir)?;
+        let addresses = (control_address, control_http, sidecar_admin);
+        let control = Process::start(control_program(&binary, dir, addresses), dir)?;
         Ok(Self {
             binary,
             dir: dir.to_owned(),
             control_address,
             control_http,
+            sidecar_admin,
             control,
             agents: Vec::new(),
             servers: Vec::new(),
@@ -152,7 +156,7 @@ impl Fleet {
                 "--listen".into(),
                 address.to_string().into(),
                 "--admin".into(),
-                "none".into(),
+                self.sidecar_admin.to_string().into(),
                 "--agent".into(),
                 self.agent_socket(place).to_string().into(),
                 "--client-id".into(),
@@ -385,7 +389,11 @@ impl Fleet {
     }
 }
 
-fn control_program(binary: &Path, dir: &Path, address: SocketAddr, http: SocketAddr) -> Program {
+fn control_program(
+    binary: &Path,
+    dir: &Path,
+    (address, http, sidecar_admin): (SocketAddr, SocketAddr, SocketAddr),
+) -> Program {
     Program {
         name: "control".into(),
         binary: binary.to_owned(),
@@ -397,6 +405,8 @@ fn control_program(binary: &Path, dir: &Path, address: SocketAddr, http: SocketA
             address.to_string().into(),
             "--admin".into(),
             http.to_string().into(),
+            "--proxy-admin".into(),
+            sidecar_admin.to_string().into(),
             "--trust-domain".into(),
             identities::DOMAIN.into(),
         ]),

@@ -34,7 +34,7 @@ const PLAIN: [&str; 5] = [
     "loopback between programs (curl, python3, node) and the sidecar in front of them",
     "loopback between 'fairmesh register' and recommend.py behind it",
     "the kernel, from the socket of a program to that of shop/greeting, of the last part, where eBPF is allowed",
-    "the HTTP pages of the control plane, for operators",
+    "the HTTP pages of the control plane and of the sidecar, for operators",
 ];
 
 /// Identities of the processes, and the security of their connections.

@@ -131,9 +131,10 @@ async fn keep(
     if let Err(error) = outcome {
         say(&format!("\nThe demo has failed: {error}\n\n"));
     }
-    // Without calls, the web page would show nothing after a minute.
+    // Without calls, the web page would show nothing after a minute. Only callers with an identity have a name there.
+    let identity = service_pair_counts::caller().ok();
     let load = match outcome {
-        Ok(()) => Load::start(fleet, &Arc::new(CallStats::new()), KEPT_RATE).await.ok(),
+        Ok(()) => Load::start(fleet, &Arc::new(CallStats::new()), (KEPT_RATE, identity)).await.ok(),
         Err(_) => None,
     };
     let _ = output::write(&kept(fleet, dir, (stays, load.is_some())));
@@ -163,7 +164,7 @@ fn print_step(what: &str) {
 /// Runs load and events, and reports.
 async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     let tally = Arc::new(CallStats::new());
-    let load = Load::start(fleet, &tally, args.rate).await?;
+    let load = Load::start(fleet, &tally, (args.rate, None)).await?;
     let progress = progress();
     let start = Instant::now();
     let story = {

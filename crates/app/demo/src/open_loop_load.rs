@@ -87,13 +87,17 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Starts `rate` calls per second, spread over the regions.
-    pub(super) async fn start(fleet: &Fleet, tally: &Arc<CallStats>, rate: u32) -> Result<Self, DemoError> {
+    /// Starts `rate` calls per second, spread over the regions, with this identity or none.
+    pub(super) async fn start(
+        fleet: &Fleet,
+        tally: &Arc<CallStats>,
+        (rate, identity): (u32, Option<SpiffePath>),
+    ) -> Result<Self, DemoError> {
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let mut load = Self { shoppers: Vec::new(), drivers: Vec::new(), stop };
         let period = Duration::from_secs(1) * u32::try_from(REGIONS.len()).unwrap_or(1) / rate;
         for place in REGIONS {
-            let shoppers = Shoppers::new(fleet, place, None).await?;
+            let shoppers = Shoppers::new(fleet, place, identity.clone()).await?;
             load.shoppers.push(shoppers.clone());
             load.drivers.push(tokio::spawn(drive(shoppers, tally.clone(), period, stopped.clone())));
         }

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{error::DemoError, fleet::Fleet, open_loop_load, report};
 
-/// Service identity that the calls here use. The demo's shoppers have no identity, and so no name in counts.
+/// Service identity that the calls here use. The demo's shoppers have no identity until the end, and so no name in counts.
 const CALLER: &str = "shop/web";
 /// Number of calls.
 const CALLS: u64 = 300;
@@ -27,11 +27,16 @@ type Counts = BTreeMap<(String, String), [u64; 2]>;
 #[derive(Debug)]
 pub(super) struct Pairs(Counts);
 
+/// The identity of callers that counts name.
+pub(super) fn caller() -> Result<SpiffePath, DemoError> {
+    let name = ServiceName::new(CALLER).map_err(|e| DemoError::Fleet(e.to_string()))?;
+    Ok(SpiffePath::Service(name))
+}
+
 /// Calls the shop while nothing else does, and returns the counts of these calls.
 pub(super) async fn count(fleet: &Fleet) -> Result<Pairs, DemoError> {
-    let name = ServiceName::new(CALLER).map_err(|e| DemoError::Fleet(e.to_string()))?;
-    let before = settled(fleet).await?;
-    open_loop_load::call_all(fleet, CALLS, &SpiffePath::Service(name)).await?;
+    let (caller, before) = (caller()?, settled(fleet).await?);
+    open_loop_load::call_all(fleet, CALLS, &caller).await?;
     let deadline = Instant::now() + TIMEOUT;
     loop {
         sleep(INTERVAL).await;

@@ -65,6 +65,9 @@ struct ServeArgs {
     /// place of the trace id.
     #[arg(long, value_name = "URL", requires = "traces")]
     trace_link: Option<TraceLink>,
+    /// The --admin address of a proxy whose last requests, and requests as they complete, the web page shows; may be repeated.
+    #[arg(long = "proxy-admin", value_name = "ADDRESS")]
+    proxies: Vec<SocketAddr>,
     /// A host name for the certificate of the admin port, which accepts TLS beside plaintext in a mesh with a trust
     /// domain: a name of this host or of a load balancer. May be repeated. The certificate always has localhost, the
     /// host's name and the port's address.
@@ -256,6 +259,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         http_names: args.admin_names,
         http_certificate: args.admin_tls_cert.zip(args.admin_tls_key),
         sources: args.sources,
+        proxies: args.proxies,
         shadow_controllers: args.shadow_controllers,
         gateway_launcher: args.gateway_launcher.map(|command| GatewayLauncher {
             command,

@@ -88,6 +88,8 @@ pub struct ControlConfig {
     pub oidc: Option<OidcConfig>,
     /// YAML files with endpoints, and directories of such files, to be watched.
     pub sources: Vec<PathBuf>,
+    /// Admin addresses of proxies whose last and live requests the web page shows.
+    pub proxies: Vec<SocketAddr>,
     /// Controllers that show the changes they decide without making them.
     pub shadow_controllers: Vec<ShadowController>,
     /// The command that starts backends of the gateway. With `None`, no backend is started.

@@ -237,7 +237,7 @@ impl Control {
         // Done last, so that the first call already sees the status of every controller.
         let calls = services.calls();
         serve_grpc(tasks, grpc, &services.map_calls(|calls| guard_calls(calls, access.clone())), closing);
-        serve_pages(tasks, (http, pages, access), (state, HostNames::new(page_hosts(&config)), calls));
+        serve_pages(tasks, (http, pages, access), (state, calls), &config);
     }
 }
 
@@ -436,9 +436,11 @@ fn serve_grpc(tasks: &mut Tasks, listeners: Vec<Listener>, services: &Services, 
 fn serve_pages(
     tasks: &mut Tasks,
     (listener, transport, access): (Option<AdminListener>, Transport, Access),
-    (state, hosts, services): (http::HttpState, HostNames, Routes),
+    (state, services): (http::HttpState, Routes),
+    config: &ControlConfig,
 ) {
     let Some(listener) = listener else { return };
+    let hosts = HostNames::new(page_hosts(config));
     let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
     let observed = &state.sources.observed;
     let bundle = bundle_page::router(state.sources.node.clone());
@@ -450,13 +452,14 @@ fn serve_pages(
         imbalance: observed.imbalance.clone(),
         audit: observed.audit.clone(),
     };
-    let config = PageConfig {
+    let page = PageConfig {
         hosts: hosts.clone(),
         version: env!("CARGO_PKG_VERSION"),
+        proxies: config.proxies.clone(),
         services,
         closing: closing.clone(),
     };
-    let page = fairmesh_web::router(Arc::new(source), config);
+    let page = fairmesh_web::router(Arc::new(source), page);
     let pages = fairmesh_pages::router(Arc::new(state)).merge(registry).merge(imbalance).merge(page);
     let pages = pages.map(|pages| guard_pages(pages, access)).at_hosts(hosts);
     spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));

@@ -2,10 +2,11 @@
 //! request names.
 
 mod mesh;
+mod requests;
 mod service;
 mod traces;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -27,6 +28,7 @@ use crate::{
     event_streams::{Part, Streams},
     page_files::BUILD,
     page_source::{Refusal, Source},
+    proxy_requests::ProxyRequests,
     service_inventory::Inventories,
     shared_snapshots::Snapshots,
 };
@@ -55,6 +57,7 @@ pub(crate) struct Served {
     streams: Streams,
     snapshots: Arc<Snapshots>,
     inventories: Arc<Inventories>,
+    proxy_requests: Arc<ProxyRequests>,
     questions: Arc<Semaphore>,
 }
 
@@ -63,11 +66,13 @@ impl Served {
         source: Arc<dyn Source>,
         services: Routes,
         (version, closing): (&'static str, CancellationToken),
+        proxies: Vec<SocketAddr>,
     ) -> Self {
         let questions = Arc::new(Semaphore::new(MAX_QUESTIONS));
+        let proxy_requests = Arc::new(ProxyRequests::new(proxies, closing.clone()));
         let (commands, streams) = (Commands(services), Streams::new(closing));
         let (snapshots, inventories) = Default::default();
-        Self { source, commands, version, streams, snapshots, inventories, questions }
+        Self { source, commands, version, streams, snapshots, inventories, proxy_requests, questions }
     }
 
     /// Creates a part of a stream. Pages whose parts have the same `key` share its snapshots.
@@ -94,6 +99,7 @@ pub(crate) fn router(served: Served) -> Router {
         .route("/ui/api/history/{tenant}/{service}", get(service::history))
         .route("/ui/api/why/{tenant}/{service}", get(service::why))
         .route("/ui/api/planner/{tenant}/{service}", get(service::planner))
+        .route("/ui/api/requests/{tenant}/{service}", get(requests::live))
         .route("/ui/api/regions", get(mesh::regions))
         .route("/ui/api/forecast/{region}", get(mesh::forecast))
         .route("/ui/api/imbalance", get(mesh::imbalance))

@@ -20,11 +20,12 @@ mod page_files;
 mod page_source;
 mod panels;
 mod policy_history;
+mod proxy_requests;
 mod service;
 mod service_inventory;
 mod shared_snapshots;
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use axum::{Router, middleware::from_fn_with_state};
 use fairmesh_pages::HostNames;
@@ -40,6 +41,8 @@ pub struct PageConfig {
     pub hosts: HostNames,
     /// Release of the process, for display.
     pub version: &'static str,
+    /// Admin addresses of proxies whose requests the page shows.
+    pub proxies: Vec<SocketAddr>,
     /// gRPC services of the process, without access checks.
     pub services: Routes,
     /// Cancelled when the process stops, to end streams.
@@ -48,8 +51,8 @@ pub struct PageConfig {
 
 /// Returns the routes of the page.
 pub fn router(source: Arc<dyn Source>, config: PageConfig) -> Router {
-    let PageConfig { hosts, version, services, closing } = config;
-    let served = api::Served::new(source, services, (version, closing));
+    let PageConfig { hosts, version, proxies, services, closing } = config;
+    let served = api::Served::new(source, services, (version, closing), proxies);
     let pages = page_files::router().merge(api::router(served));
     pages.layer(from_fn_with_state(Arc::new(hosts), browser_security::guard))
 }

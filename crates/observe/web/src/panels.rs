@@ -1,5 +1,6 @@
 //! Panels of the pages about the whole mesh and about a service. Each panel shows what a command shows.
 
+pub(crate) mod attribution;
 pub(crate) mod audit;
 pub(crate) mod controllers;
 pub(crate) mod denied_calls;

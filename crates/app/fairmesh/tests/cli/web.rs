@@ -2,6 +2,7 @@
 
 mod large_mesh;
 mod mesh_pages;
+mod proxy_requests;
 mod traces_page;
 
 use std::{
@@ -236,7 +237,6 @@ fn web_page_shows_mesh_in_browser() {
         ["graph", "graph", "light"],
         ["graph-dark", "graph?service=shop/cart", "dark"],
         ["service", "service?service=shop/cart", "light"],
-        ["why", "why?service=shop/catalog&region=eu", "light"],
     ]));
     drop(browser);
     callers.shutdown_background();
@@ -379,6 +379,8 @@ fn web_page_of_strict_mesh_shows_viewer_only_own_tenant() {
         ("/ui/api/imbalance", true),
         ("/ui/api/security?tenant=bank", true),
         ("/ui/api/planner/bank/vault", true),
+        ("/ui/api/requests/shop/web", false),
+        ("/ui/api/requests/bank/vault", true),
         ("/ui/api/forecast/eu", true),
         ("/ui/api/fleet", true),
         ("/ui/api/audit/security", true),

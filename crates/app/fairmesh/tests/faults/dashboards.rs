@@ -4,11 +4,12 @@ mod files;
 mod mesh;
 mod prometheus;
 mod promql;
+mod service_faults;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -20,6 +21,7 @@ use self::{
     mesh::SmallMesh,
     prometheus::{Histograms, Prometheus},
     promql::Names,
+    service_faults::{ALERTS, FaultyServices},
 };
 use crate::harness::{PATIENCE, beside_others, skipped, tool, until};
 
@@ -187,12 +189,7 @@ async fn injected_faults_in_small_mesh_fire_prometheus_alerts() {
     let Some([prometheus, _]) = tools() else { return };
     let _machine = beside_others().await;
     let mut mesh = SmallMesh::start().await;
-    // Alerts fire at once instead of after minutes.
-    let alerts = mesh.fleet.path("alerts.yaml");
-    let text = read("deploy/prometheus/alerts.yaml");
-    let lines: Vec<_> = text.lines().filter(|line| !line.trim_start().starts_with("for: ")).collect();
-    fs::write(&alerts, lines.join("\n")).unwrap();
-    let rules = [path("deploy/prometheus/rules.yaml").canonicalize().unwrap(), alerts];
+    let rules = prompt_rules(&mesh.fleet.path("alerts.yaml"));
     let folder = mesh.fleet.path("native");
     let prometheus = Prometheus::start(prometheus, &folder, (&mesh.pages, &rules), Histograms::Native);
     until("calls are measured", async || {
@@ -217,6 +214,29 @@ async fn injected_faults_in_small_mesh_fire_prometheus_alerts() {
         "FairmeshAgentDisconnected",
     ];
     fires(&prometheus, &without_control).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_of_services_fire_prometheus_alerts() {
+    let Some([prometheus, _]) = tools() else { return };
+    let _machine = beside_others().await;
+    let mut mesh = FaultyServices::start().await;
+    let rules = prompt_rules(&mesh.folder.path().join("alerts.yaml"));
+    let folder = mesh.folder.path().join("native");
+    let prometheus = Prometheus::start(prometheus, &folder, (&mesh.pages, &rules), Histograms::Native);
+    // Rates begin with the first scrape.
+    until("all processes are scraped", async || prometheus.query("up == 1").await.len() == mesh.pages.len())
+        .await;
+    mesh.call();
+    fires(&prometheus, ALERTS).await;
+}
+
+/// The rules, with alerts that fire at once instead of after minutes, which are written to this file.
+fn prompt_rules(alerts: &Path) -> [PathBuf; 2] {
+    let text = read("deploy/prometheus/alerts.yaml");
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim_start().starts_with("for: ")).collect();
+    fs::write(alerts, lines.join("\n")).unwrap();
+    [path("deploy/prometheus/rules.yaml").canonicalize().unwrap(), alerts.to_owned()]
 }
 
 async fn fires(prometheus: &Prometheus, alerts: &[&str]) {

@@ -54,6 +54,7 @@ pub(crate) static ROUTES: &[(&str, &str, PageAccess)] = &[
     ("GET", "/ui/api/history/{tenant}/{service}", PageAccess::ViewHistory),
     ("GET", "/ui/api/why/{tenant}/{service}", PageAccess::ViewHistory),
     ("GET", "/ui/api/planner/{tenant}/{service}", PageAccess::ViewHistory),
+    ("GET", "/ui/api/requests/{tenant}/{service}", PageAccess::ViewHistory),
     ("GET", "/ui/api/regions", PageAccess::ViewTenantQueried),
     ("GET", "/ui/api/forecast/{region}", PageAccess::ViewAll),
     ("GET", "/ui/api/imbalance", PageAccess::ViewTenantQueried),

@@ -35,6 +35,7 @@ pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
         http_names: Vec::new(),
         http_certificate: None,
         sources: Vec::new(),
+        proxies: Vec::new(),
         shadow_controllers: Vec::new(),
         gateway_launcher: None,
     }

@@ -1,5 +1,7 @@
 //! Pages about one service: its records, calls, policies and tables, and decisions about its calls.
 
+use std::time::Duration;
+
 use axum::{
     extract::{Path, Query, Request, State},
     http::{Extensions, StatusCode},
@@ -22,7 +24,7 @@ use crate::{
     event_streams::Part,
     explain_form::Form,
     panels::{
-        lagging_callers, planner, shards,
+        attribution, lagging_callers, planner, shards,
         what_changed::{self, Changes},
     },
     policy_history, service,
@@ -54,7 +56,24 @@ pub(super) async fn live(
     });
     let (behind, shards) = (behind(&served, &name, request.extensions()), shards_of(&served, &name));
     let changes = changes_of(&served, &name, request.extensions());
-    stream(&served, request.extensions().clone(), vec![records, calls, behind, shards, changes])
+    let attribution = attribution_of(&served, &name, EARLIER.max(window));
+    let parts = vec![records, calls, behind, shards, changes, attribution];
+    stream(&served, request.extensions().clone(), parts)
+}
+
+/// Whose calls use the CPU of a service.
+fn attribution_of(served: &Served, name: &ServiceName, window: Duration) -> Part {
+    let of = name.to_string();
+    served.part("attribution", (SLOW_EVERY, format!("{name} {window:?}")), move |served| {
+        let window_s = u32::try_from(window.as_secs()).unwrap_or(u32::MAX);
+        let request = |by_origin| v1::ReadCostRequest { service: of.clone(), by_origin, window_s };
+        wait(async {
+            let mut admin = served.commands.admin();
+            let callers = admin.read_cost(request(false)).await?.into_inner();
+            let origins = admin.read_cost(request(true)).await?.into_inner();
+            Ok(attribution::attribution(&callers, &origins, millis(window)))
+        })
+    })
 }
 
 /// What changed of a service, and for viewers of all tenants of the mesh.

@@ -1,3 +1,5 @@
+mod adjustments;
+
 use std::sync::Arc;
 
 use fairmesh_views::Scope;
@@ -53,8 +55,15 @@ fn row(service: &v1::ServiceTraffic) -> Value {
         "gap": service.optimized.as_ref().map(|plan| plan.gap),
         "offered": service.regions.iter().map(offered).sum::<f64>().round(),
         "dropped": dropped(service).round(),
+        "doubts": doubts(service),
         "change": service.shifts.first().map(shift),
     })
+}
+
+/// Regions whose reports imply a capacity that the planner doubts, each with the reason.
+fn doubts(service: &v1::ServiceTraffic) -> Vec<Value> {
+    let doubted = service.regions.iter().filter(|region| !region.doubt.is_empty());
+    doubted.map(|region| json!([region.region, region.doubt])).collect()
 }
 
 /// Returns the calls per second that the tables drop because no region has room for them.
@@ -107,7 +116,19 @@ fn region(region: &v1::RegionTraffic) -> Value {
         "unreported": region.unreported,
         "serversAgoMs": region.servers_ago_ms.map(coarse),
         "callersAgoMs": region.callers_ago_ms.map(coarse),
+        "zones": region.zones.iter().map(zone).collect::<Vec<_>>(),
         "zoneRefusal": given(&region.zone_refusal),
+    })
+}
+
+/// Calls between two zones of a region, with the planned share of the calls that stay in the region.
+fn zone(zone: &v1::ZoneTraffic) -> Value {
+    json!({
+        "from": zone.from,
+        "to": zone.to,
+        "share": f64::from(zone.share) / WHOLE,
+        "calls": zone.attempts,
+        "bytes": zone.bytes,
     })
 }
 
@@ -141,6 +162,8 @@ fn optimized(plan: &v1::OptimizerPlan) -> Value {
         "modelAgeMs": coarse(plan.model_age_ms),
         "modelError": plan.model_error,
         "expected": plan.expected.iter().map(expected).collect::<Vec<_>>(),
+        "corrections": adjustments::corrections(plan),
+        "attempts": adjustments::attempts(plan),
     })
 }
 
@@ -162,6 +185,13 @@ mod tests {
             regions: vec![v1::RegionTraffic {
                 region: "eu".into(),
                 offered: vec![100.0, 40.0],
+                doubt: "more of its calls fail".into(),
+                zones: vec![v1::ZoneTraffic {
+                    from: "a".into(),
+                    to: "b".into(),
+                    share: 250_000,
+                    ..v1::ZoneTraffic::default()
+                }],
                 ..v1::RegionTraffic::default()
             }],
             tables: vec![v1::SourceShares {
@@ -177,6 +207,14 @@ mod tests {
     #[test]
     fn unmet_demand_sums_calls_dropped_per_class() {
         assert_eq!(dropped(&status().services[0]), 20.0);
+    }
+
+    #[test]
+    fn planned_service_names_doubted_regions_and_shares_of_zones() {
+        let shown = service(&status().services[0]);
+        assert_eq!(shown["doubts"], json!([["eu", "more of its calls fail"]]));
+        assert_eq!(shown["regions"][0]["zones"][0]["share"], json!(0.25));
+        assert_eq!(service(&status().services[1])["doubts"], json!([]));
     }
 
     #[test]

@@ -32,6 +32,7 @@ impl Root {
             http_names: Vec::new(),
             http_certificate: None,
             sources: Vec::new(),
+            proxies: Vec::new(),
             shadow_controllers: Vec::new(),
             gateway_launcher: None,
             etcd: None,

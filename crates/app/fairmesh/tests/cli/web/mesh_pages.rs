@@ -98,9 +98,11 @@ const SHOWN: &[Shown] = &[
             ("Denied calls", "DELETE /items/*"),
             ("Authority", "root"),
             ("Revocations", "shop/old"),
-            ("Audit log", "its machine was lost"),
+            ("Audit log", "Choose a part to read it"),
         ],
     ),
+    ("security?log=security", &[("Audit log", "its machine was lost")]),
+    ("service?service=shop/cart", &[("CPU by caller", "shop/web"), ("CPU by caller", "75.0 %")]),
     ("security?log=activity", &[("Certificates by age", "agent/eu")]),
     ("fleet", &[("Followers", "agent"), ("Controllers", "planner"), ("Releases", "agent")]),
     ("service?service=shop/ledger", &[("Shards", "ledger-0"), ("Moves", "No shard is being moved")]),
@@ -198,6 +200,12 @@ fn report_calls(mesh: &Mesh) {
         count: 1,
         ..v1::DeniedCalls::default()
     };
+    let cpu = |(user, cpu_us): (&str, u64)| v1::AttributedCpu {
+        service: "shop/cart".into(),
+        user: user.into(),
+        cpu_us,
+        ..v1::AttributedCpu::default()
+    };
     let interval = |step: u64| v1::CountedInterval {
         age_ms: (STEPS - step) * 10_000,
         span_ms: 10_000,
@@ -211,6 +219,7 @@ fn report_calls(mesh: &Mesh) {
         .map(pair)
         .into(),
         denied: vec![denied(step)],
+        cpu: [("shop/web", 750_000), ("(idle)", 250_000)].map(cpu).into(),
         ..v1::CountedInterval::default()
     };
     let counts = v1::CountReport {

@@ -144,7 +144,7 @@ fn start_tls_proxy(fleet: &Fleet) -> (Process, String) {
 }
 
 /// Status of a call; `None` without a response.
-async fn call(proxy: &str, host: &str, content_type: &str) -> Option<u16> {
+pub(super) async fn call(proxy: &str, host: &str, content_type: &str) -> Option<u16> {
     let client =
         Client::builder(TokioExecutor::new()).http2_only(content_type.ends_with("grpc")).build_http();
     let request = Request::post(format!("http://{proxy}/shop.v1.Shop/Add"))
