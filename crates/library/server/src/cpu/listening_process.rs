@@ -16,7 +16,7 @@ pub(super) fn find(proc: &Path, at: SocketAddr, own: u32) -> Option<u32> {
     let inodes: Vec<String> = tables
         .iter()
         .flatten()
-        .flat_map(|table| table.lines().filter_map(|line| inode(line, at)))
+        .flat_map(|table| table.lines().filter_map(move |line| inode(line, at)))
         .map(|inode| format!("socket:[{inode}]"))
         .collect();
     if inodes.is_empty() {
