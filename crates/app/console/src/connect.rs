@@ -14,6 +14,7 @@ use crate::{
     arguments::TargetArgs,
     failure::Failure,
     output,
+    process_stat::ProcessStat,
     socket_table::{pids, unix_listeners},
 };
 
@@ -87,10 +88,44 @@ pub async fn agent_hint(tried: &Address) -> String {
             found.push(address);
         }
     }
+    let is_busy = is_listening(tried).await;
     match &found[..] {
+        [] if is_busy => {
+            format!(
+                "it listens and does not answer, as on a busy machine: try again, or {}",
+                log_hint(tried).await
+            )
+        }
         [] => "start it with 'fairmesh agent', or give its address with --agent ADDRESS or FAIRMESH_AGENT"
             .to_owned(),
         found => format!("give {}, where an agent of this machine listens", options("--agent", found)),
+    }
+}
+
+/// Whether a process listens at this Unix socket.
+async fn is_listening(address: &Address) -> bool {
+    match address {
+        Address::Unix(path) => ProcessStat::listening_at(path).await.is_some(),
+        Address::Tcp(_) => false,
+    }
+}
+
+/// Hint on where the log of the process at this address is: the command that shows it, if this user may see it. A process
+/// that a signal or a debugger has stopped is named instead.
+pub async fn log_hint(address: &Address) -> String {
+    let process = match address {
+        Address::Unix(path) => ProcessStat::listening_at(path).await,
+        Address::Tcp(_) => None,
+    };
+    match process {
+        Some(process) if process.is_suspended => {
+            format!("{process} listens there and is stopped: continue it with 'kill -CONT {}'", process.pid)
+        }
+        Some(process) => match process.log_command() {
+            Some(command) => format!("see the log of {process}: '{command}'"),
+            None => format!("see the log of {process}"),
+        },
+        None => "see the log of that agent".to_owned(),
     }
 }
 
@@ -220,6 +255,10 @@ pub async fn first_connected(target: &TargetArgs) -> Result<Attempt, Failure> {
 pub async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
     let Attempt { address, transport, connected } = first_connected(target).await?;
     let has_token = target.token()?.is_some();
+    let log = match &connected {
+        Ok(_) => String::new(),
+        Err(_) => log_hint(target.own_agent().unwrap_or(&agent())).await,
+    };
     let connection = connected.map_err(|error| {
         let is_plaintext = matches!(address, Address::Tcp(_)) && !transport.secures_mesh();
         let no_roots = || error.ended_by_peer().filter(|_| has_token && is_plaintext);
@@ -228,7 +267,7 @@ pub async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
             (None, Some(_)) if is_plaintext => refused_in_plaintext(&address),
             (None, _) => unreachable(&address, &error),
         };
-        no_identity(&address, &error, &transport).unwrap_or_else(unreachable)
+        no_identity(&address, (&error, &log), &transport).unwrap_or_else(unreachable)
     })?;
     let software = &connection.hello.software;
     if has_token && !software.starts_with(CONTROL_PLANE) {
@@ -285,7 +324,11 @@ fn refused_in_plaintext(address: &Address) -> Failure {
 }
 
 /// Error that explains why this command has no certificate, if it failed for lack of one.
-fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -> Option<Failure> {
+fn no_identity(
+    address: &Address,
+    (error, log): (&ConnectError, &str),
+    transport: &Transport,
+) -> Option<Failure> {
     let problem = format!("cannot reach the control plane at {address} without an identity");
     if environment::workload_api().ok().flatten().is_some() {
         let lacks = transport.lacks_certificate()?;
@@ -294,7 +337,7 @@ fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -
     }
     let lacks = transport.lacks_identity().filter(|_| matches!(error, ConnectError::Unreachable { .. }))?;
     let hint = format!(
-        "see the log of that agent, or name another one with FAIRMESH_AGENT; or {}; the Unix socket of a control plane needs no identity",
+        "{log}, or name another agent with FAIRMESH_AGENT; or {}; the Unix socket of a control plane needs no identity",
         address_hint(address)
     );
     Some(Failure::failed_with(format!("{problem}: {lacks}"), hint))

@@ -30,12 +30,33 @@ impl ProcessStat {
         Self::of(pid)
     }
 
+    /// The command that shows the log of the process: that of its systemd unit, or of the file to which its standard error
+    /// goes. `None` if neither is known.
+    pub fn log_command(&self) -> Option<String> {
+        let cgroup = fs::read_to_string(format!("/proc/{}/cgroup", self.pid)).unwrap_or_default();
+        let file = || {
+            let file = fs::read_link(format!("/proc/{}/fd/2", self.pid)).ok()?;
+            file.is_file().then(|| format!("tail {}", file.display()))
+        };
+        journal_command(&cgroup).or_else(file)
+    }
+
     /// Parses `/proc/PID/stat` (proc_pid_stat(5)): the name is in parentheses, and may itself contain parentheses.
     fn read(pid: u32, stat: &str) -> Option<Self> {
         let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
         let is_suspended = matches!(rest.trim_start().chars().next(), Some('T' | 't'));
         Some(Self { pid, name: name.to_owned(), is_suspended })
     }
+}
+
+/// The command for the journal of the systemd unit in the text of `/proc/PID/cgroup`.
+fn journal_command(cgroup: &str) -> Option<String> {
+    let path = cgroup
+        .lines()
+        .find_map(|line| line.strip_prefix("0::").or_else(|| line.split(":name=systemd:").nth(1)))?;
+    let unit = path.rsplit('/').find(|part| part.ends_with(".service"))?;
+    let of_user = path.contains("/user@") && !unit.starts_with("user@");
+    Some(format!("journalctl {}-u {unit}", if of_user { "--user " } else { "" }))
 }
 
 impl fmt::Display for ProcessStat {
@@ -49,6 +70,22 @@ mod tests {
     use tokio::net::UnixListener;
 
     use super::*;
+
+    #[test]
+    fn log_of_systemd_unit_is_named_by_its_command() {
+        let command = |cgroup: &str| journal_command(cgroup).unwrap_or_default();
+        assert_eq!(
+            command("0::/system.slice/fairmesh-agent.service\n"),
+            "journalctl -u fairmesh-agent.service"
+        );
+        assert_eq!(
+            command("3:cpu:/x\n1:name=systemd:/system.slice/mesh.service\n"),
+            "journalctl -u mesh.service"
+        );
+        let user = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/agent.service\n";
+        assert_eq!(command(user), "journalctl --user -u agent.service");
+        assert_eq!(command("0::/user.slice/user-0.slice/session-3.scope\n"), "");
+    }
 
     #[test]
     fn process_state_is_parsed_after_process_name() {

@@ -157,7 +157,6 @@ pub async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     let admin = pages.serve(admin).await?;
     let front = Front::open(&mut plan, opened, Arc::clone(&pages)).await?;
     let child = Child::start(&plan.command)?;
-    preflight::announce_declaration(&plan).await;
     let ended = Supervisor::new(plan, front, child).run(terminated).await;
     observer.stop(Instant::now() + LAST_EXPORT).await;
     if let Some(admin) = admin {
@@ -193,6 +192,8 @@ struct Supervisor {
     /// Set after the first response of the program.
     lease: Option<Lease>,
     standing: Option<watch::Receiver<RegistrationState>>,
+    /// Whether a registration was confirmed.
+    was_registered: bool,
     /// CPU usage of a program started by this command, because other processes are unknown; and counts of requests if
     /// this command forwards them.
     signals: Option<SignalReports>,
@@ -200,7 +201,16 @@ struct Supervisor {
 
 impl Supervisor {
     fn new(plan: ValidArguments, front: Front, child: Option<Child>) -> Self {
-        Self { plan, front, child, health: Health::default(), lease: None, standing: None, signals: None }
+        Self {
+            plan,
+            front,
+            child,
+            health: Health::default(),
+            lease: None,
+            standing: None,
+            was_registered: false,
+            signals: None,
+        }
     }
 
     async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
@@ -227,7 +237,10 @@ impl Supervisor {
                     look_at = Instant::now() + pause;
                     pause = next_interval(pause, self.plan.interval);
                 }
-                standing = changed(&mut self.standing) => self.print_registration(&standing),
+                standing = changed(&mut self.standing) => {
+                    self.was_registered |= matches!(standing, RegistrationState::Registered(_));
+                    self.print_registration(&standing);
+                }
             }
         }
     }
@@ -249,6 +262,10 @@ impl Supervisor {
             (_, None) if self.health.responds() => {
                 let is_decided = self.front.decide(&mut self.plan).await?;
                 if is_decided {
+                    // Said only now: a program that never responds declares nothing.
+                    if let Some(note) = preflight::declaration_note(&self.plan).await {
+                        print_status(note);
+                    }
                     self.announce();
                 }
             }
@@ -320,7 +337,10 @@ impl Supervisor {
 
     /// Removes the endpoint of an ended program.
     async fn exit_after_child(&mut self, code: u8) -> Result<u8, Failure> {
-        print_status(format_args!("the program ended with exit code {code}; removing its endpoint"));
+        print_status(match self.was_registered() {
+            true => format!("the program ended with exit code {code}; removing its endpoint"),
+            false => format!("the program ended with exit code {code}"),
+        });
         self.leave().await;
         Ok(code)
     }
@@ -328,14 +348,19 @@ impl Supervisor {
     /// Waits for callers to leave, then stops the program, then removes the endpoint.
     async fn stop(&mut self) -> Result<u8, Failure> {
         let end = Instant::now() + self.plan.drain_deadline;
+        let was_registered = self.was_registered();
         if let Some(lease) = &self.lease {
-            print_status("stopping; waiting for callers to leave");
+            print_status(match was_registered {
+                true => "stopping; waiting for callers to leave",
+                false => "stopping; the endpoint was not registered, so that no caller has to leave",
+            });
             let drained = tokio::select! {
                 drained = lease.drain(self.plan.drain_deadline * 6 / 10) => Some(drained),
                 // The program has ended: there is nothing to drain.
                 code = ended(&mut self.child) => return self.exit_after_child(code?).await,
             };
             match drained {
+                _ if !was_registered => {}
                 Some(Drained::Behind(behind)) => {
                     print_status(format_args!("these callers have not moved in time: {}", behind.join(", ")));
                 }
@@ -356,12 +381,24 @@ impl Supervisor {
         Ok(code)
     }
 
+    /// Whether the registry has confirmed the endpoint, now or earlier.
+    fn was_registered(&self) -> bool {
+        let is_registered = self
+            .standing
+            .as_ref()
+            .is_some_and(|standing| matches!(&*standing.borrow(), RegistrationState::Registered(_)));
+        self.was_registered || is_registered
+    }
+
     async fn leave(&mut self) {
         if let Some(signals) = &self.signals {
             signals.close().await;
         }
+        let was_registered = self.was_registered();
         let Some(lease) = &self.lease else { return };
         match lease.leave().await {
+            // A registration may still have been in flight, and is removed too.
+            _ if !was_registered => {}
             Ok(()) => print_status("the endpoint is removed"),
             Err(error) => print_status(format_args!(
                 "the endpoint could not be removed: {error}; its lease expires by itself"

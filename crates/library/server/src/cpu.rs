@@ -9,20 +9,26 @@
 //! limiting group may differ from the accounting group.
 
 mod cgroup;
+mod listening_process;
 mod process;
 pub(crate) mod sampler;
 
 use std::{
+    net::SocketAddr,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use tokio::time::Instant;
 
 use cgroup::{Cgroup, Limits};
+
+/// Interval at which a program is looked for that does not listen yet, or has ended.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// CPU counters of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +55,21 @@ struct Reader {
     /// The path of `/proc`.
     proc: PathBuf,
     pid: u32,
+    /// Set for a process in front of the program: where the program listens.
+    behind: Option<Behind>,
     source: Option<Source>,
     limits: Limits,
     epoch: u32,
     how: String,
+}
+
+/// A program that is found by its listener.
+#[derive(Debug)]
+struct Behind {
+    address: SocketAddr,
+    looked_at: Option<Instant>,
+    /// Number of times that it was not found since it was last found.
+    misses: u32,
 }
 
 #[derive(Debug)]
@@ -74,6 +91,15 @@ impl Cpu {
         Self::within(PathBuf::from("/proc"), pid)
     }
 
+    /// Measures the program that listens at this address of the machine, for a process in front of it. Finds it again after
+    /// its restart. A program that is not found, such as that of another user, is not measured: this process is, with a
+    /// warning.
+    pub fn of_listener(address: SocketAddr) -> Self {
+        let cpu = Self::of_this_program();
+        cpu.reader().behind = Some(Behind { address, looked_at: None, misses: 0 });
+        cpu
+    }
+
     /// Reads a counter of microseconds instead of the system's, and takes the limit as given. For a program whose work
     /// takes worker slots and no CPU: a slot stands for a core.
     pub fn of_counter(used_us: Arc<AtomicU64>, limit_millicores: u32) -> Self {
@@ -86,8 +112,15 @@ impl Cpu {
     }
 
     fn within(proc: PathBuf, pid: u32) -> Self {
-        let reader =
-            Reader { proc, pid, source: None, limits: Limits::default(), epoch: 0, how: String::new() };
+        let reader = Reader {
+            proc,
+            pid,
+            behind: None,
+            source: None,
+            limits: Limits::default(),
+            epoch: 0,
+            how: String::new(),
+        };
         Self { reader: Arc::new(Mutex::new(reader)) }
     }
 
@@ -109,6 +142,7 @@ impl Cpu {
 
 impl Reader {
     fn read(&mut self) -> Option<CpuTime> {
+        self.find_program();
         self.choose_source();
         let used_us = match self.source.as_ref()? {
             Source::Cgroup(cgroup) => cgroup.used_us()?,
@@ -123,6 +157,31 @@ impl Reader {
         let cores = process::cores(&self.proc, self.pid);
         let limit_millicores = self.limits.millicores().unwrap_or(u32::MAX).min(cores.saturating_mul(1000));
         Some(CpuTime { at, used_us, limit_millicores, epoch: self.epoch })
+    }
+
+    /// Finds the program behind this process, unless it is known and runs.
+    fn find_program(&mut self) {
+        let own = std::process::id();
+        let is_known = self.pid != own && process::is_running(&self.proc, self.pid);
+        let Some(behind) = self.behind.as_mut().filter(|_| !is_known) else { return };
+        if behind.looked_at.is_some_and(|at| at.elapsed() < LOOK_INTERVAL) {
+            return;
+        }
+        behind.looked_at = Some(Instant::now());
+        let (address, found) = (behind.address, listening_process::find(&self.proc, behind.address, own));
+        behind.misses = if found.is_some() { 0 } else { behind.misses.saturating_add(1) };
+        // At the first look, the program may not have started yet.
+        if behind.misses == 2 {
+            tracing::warn!(
+                %address,
+                "no process that this user may see listens for the program, so that the CPU of this process alone is reported: run \
+                 both as one user and in one PID namespace, or let the program send 'cpu_utilization' in load reports"
+            );
+        }
+        let pid = found.unwrap_or(own);
+        if pid != self.pid {
+            (self.pid, self.source) = (pid, None);
+        }
     }
 
     /// Chooses the source.

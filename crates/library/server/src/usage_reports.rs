@@ -94,7 +94,9 @@ impl SignalReports {
         front: Option<&ConnectionAuthorizer>,
     ) -> Self {
         let counts = front.map(CountReports::of_front);
-        Self::start(registry, registration, cpu, (None, None, counts))
+        let served =
+            front.map(|front| Served { classes: Arc::clone(&front.served), meter: ServedMeter::default() });
+        Self::start(registry, registration, cpu, (None, served, counts))
     }
 
     /// Starts to report the signals of this program, with the calls that its layer counts.

@@ -406,7 +406,10 @@ fn delete_shardmap_needs_force_while_sharded_service_has_endpoints() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-0", "eu", 7010);
     let refused = mesh.run(&["delete", "shardmap", "shop/cart"]).fails(1);
-    assert!(refused.contains("has 1 endpoint: calls to it would fail") && refused.contains("--force"), "{refused}");
+    assert!(
+        refused.contains("has 1 endpoint: calls to it would fail") && refused.contains("--force"),
+        "{refused}"
+    );
     let dry = mesh.run(&["delete", "shardmap", "shop/cart", "--force", "--dry-run", "--json"]).json();
     assert_eq!((&dry["deleted"], &dry["dryRun"]), (&json!(false), &json!(true)));
     mesh.run(&["get", "shards", "shop/cart"]).ok();

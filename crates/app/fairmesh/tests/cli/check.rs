@@ -324,7 +324,8 @@ fn check_finds_sharded_services_without_usable_map() {
 fn check_names_command_that_deletes_shard_map_without_sharded_service() {
     let mesh = Mesh::with_shop();
     mesh.run(&["delete", "service", "shop/cart"]).ok();
-    let ports = ["--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--agent", "unix:/none"];
+    let ports =
+        ["--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--agent", "unix:/none"];
     let run = mesh.run(&[&["check", "--json"], &ports[..]].concat());
     let report: Value = serde_json::from_str(&run.out).unwrap();
     let unused = report["checks"].as_array().unwrap().iter().find(|one| one["check"] == "shards.unused");

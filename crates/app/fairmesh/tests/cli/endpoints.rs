@@ -396,20 +396,47 @@ fn processes_survive_when_reader_of_their_output_closes() {
 }
 
 #[test]
-fn register_announces_declaration_of_service() {
+fn register_announces_declaration_of_service_once_its_program_responds() {
     let mesh = Mesh::with_shop();
     let agent = mesh.agent("eu");
     let via = agent.address();
-    // No server listens at the port. The program exits at once, after the complete error message.
-    let free = || format!("127.0.0.1:{}", free_port());
-    // The announcement waits only briefly, too briefly for an agent that has just started.
     fairmesh(&via, &["get", "services"], "").ok();
-    let register =
-        |service| mesh.run(&["register", service, "--address", &free(), "--agent", &via, "--", "true"]);
-    let run = register("shop/new");
-    assert!(
-        run.err.contains("shop/new is not declared: registering declares it as replicated, http1"),
-        "{run:?}"
-    );
-    assert!(!register("shop/catalog").err.contains("is not declared"));
+    let said = |service: &str, address: &str, until: &str| {
+        let (path, log) =
+            (mesh.path("register.log"), std::fs::File::create(mesh.path("register.log")).unwrap());
+        let mut register = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        register.args(["register", service, "--address", address, "--agent", &via]);
+        let mut register = Killed(register.env_clear().stderr(log).spawn().unwrap());
+        wait_until(until, || std::fs::read_to_string(&path).unwrap().contains(until));
+        send(&register.0, "TERM");
+        register.0.wait().unwrap();
+        std::fs::read_to_string(&path).unwrap()
+    };
+    let declares = "shop/new is not declared: registering declares it as replicated, http1";
+    let silent = said("shop/new", &format!("127.0.0.1:{}", free_port()), "still waiting for the program");
+    assert!(!silent.contains("is not declared") && !silent.contains("removed"), "{silent}");
+    let echo = format!("127.0.0.1:{}", echo());
+    let answers = said("shop/new", &echo, "is registered and serving");
+    assert!(answers.contains(declares) && answers.contains("the endpoint is removed"), "{answers}");
+    assert!(!said("shop/catalog", &echo, "is registered and serving").contains("is not declared"));
+}
+
+#[test]
+fn register_says_nothing_of_removal_for_endpoint_that_was_never_registered() {
+    let mesh = Mesh::empty();
+    let (path, log) = (mesh.path("register.log"), std::fs::File::create(mesh.path("register.log")).unwrap());
+    let (nowhere, address) =
+        (format!("unix:{}", mesh.path("none.sock").display()), format!("127.0.0.1:{}", echo()));
+    let mut register = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    register.args(["register", "shop/x", "--region", "eu", "--address", &address, "--control", &nowhere]);
+    register.args(["--plaintext", "--drain-deadline", "1s", "--grace", "0s"]);
+    let mut register = Killed(register.env_clear().stderr(log).spawn().unwrap());
+    wait_until("it fails", || std::fs::read_to_string(&path).unwrap().contains("could not be registered"));
+    send(&register.0, "TERM");
+    register.0.wait().unwrap();
+    let said = std::fs::read_to_string(&path).unwrap();
+    assert!(said.contains("the endpoint was not registered"), "{said}");
+    for wrong in ["could not be removed", "callers have moved", "is removed"] {
+        assert!(!said.contains(wrong), "{wrong}: {said}");
+    }
 }

@@ -5,7 +5,7 @@ use std::{process::Command, thread, time::Duration};
 use fairmesh_calls::forwarding::transport;
 
 use super::{
-    identities::{agent, domain, has_certificate, runtime},
+    identities::{agent, domain, has_certificate, over_tcp, runtime},
     support::{send, wait_until},
 };
 
@@ -30,4 +30,17 @@ fn library_program_has_identity_when_agent_answers_after_its_handshake_limit() {
     });
     stalled.join().unwrap();
     assert_eq!(id.map(|id| id.to_string()).as_deref(), Some("spiffe://prod/shop/web"));
+}
+
+#[test]
+fn whoami_names_command_that_continues_stopped_agent() {
+    let (mesh, tcp) = domain();
+    let (stopped, agent) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    send(&stopped.0, "STOP");
+    let complaint = over_tcp(&tcp, &agent, &["identity", "whoami"]).fails(1);
+    assert!(complaint.contains("has not responded yet"), "{complaint}");
+    assert!(complaint.contains(&format!("'kill -CONT {}'", stopped.0.id())), "{complaint}");
+    send(&stopped.0, "CONT");
+    wait_until("the agent answers", || over_tcp(&tcp, &agent, &["identity", "whoami"]).code == Some(0));
 }

@@ -254,7 +254,7 @@ async fn admin_pages_show_processes_and_last_decision() {
     assert_eq!(last.collect::<Vec<_>>(), ["shop/none", "shop/one"], "newest first");
     let nobody = format!("127.0.0.1:{}", free_port());
     let fails = Proxy::status(&nobody, &[]).await.fails();
-    assert!(fails.contains("no proxy responds") && fails.contains("--admin"), "{fails}");
+    assert!(fails.contains("nothing accepts connections there") && fails.contains("--admin"), "{fails}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

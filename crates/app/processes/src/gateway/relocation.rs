@@ -62,19 +62,23 @@ pub(super) async fn run(args: MoveArgs) -> Result<(), Failure> {
 fn text(args: &MoveArgs, placement: &Placement) -> String {
     let (service, is) = (&args.change.service, args.change.verb());
     if args.unpin {
-        return format!("{service} {is} placed by the controller again; it is on {placement}\n");
+        return format!(
+            "{service} {is} released: the controller may move it again. It is on {placement} now\n"
+        );
     }
     let connections = match args.now {
-        true => "open connections elsewhere end within 10 s",
-        false => "open connections stay where they are",
+        true => "open connections at other backends end within 10 s",
+        false => "open connections stay at their backends until their clients end them",
     };
     if args.sandbox {
         return format!(
-            "{service} {is} moved to the sandbox, and {connections}; `fairmesh gateway move {service} --unpin` lets the controller place it among others again\n"
+            "{service} {is} marked for the sandbox, to which the controller moves it (see `fairmesh gateway explain {service}`); {connections}. \
+             `fairmesh gateway move {service} --unpin` lets the controller place it among others again\n"
         );
     }
     format!(
-        "{service} {is} placed on {placement}, and {connections}; `fairmesh gateway move {service} --unpin` lets the controller place it again\n"
+        "{service} {is} placed on {placement} for new connections; {connections}. `fairmesh gateway move {service} --unpin` lets the controller \
+         move it again\n"
     )
 }
 

@@ -26,10 +26,7 @@ pub struct AdminArgs {
 
 /// Reads a page and parses it as JSON.
 pub async fn page(admin: SocketAddr, path: &str) -> Result<Value, Failure> {
-    let hint = "check that a proxy runs, and its --admin address";
-    let failed = |why: &dyn std::fmt::Display| {
-        Failure::failed_with(format!("no proxy responds at {admin}: {why}"), hint)
-    };
+    let failed = |why: &dyn std::fmt::Display| no_response(admin, why);
     let read = async {
         let body = Limited::new(open(admin, path).await?, MAX_PAGE_BYTES).collect().await;
         Ok::<Bytes, Failure>(body.map_err(|error| failed(&error))?.to_bytes())
@@ -42,16 +39,13 @@ pub async fn page(admin: SocketAddr, path: &str) -> Result<Value, Failure> {
 
 /// Opens the body of a page, to be read as it arrives.
 pub async fn open(admin: SocketAddr, path: &str) -> Result<Incoming, Failure> {
-    let hint = "check that a proxy runs, and its --admin address";
-    let failed = |why: &dyn std::fmt::Display| {
-        Failure::failed_with(format!("no proxy responds at {admin}: {why}"), hint)
-    };
+    let failed = |why: &dyn std::fmt::Display| no_response(admin, why);
     let uri = format!("http://{admin}{path}").parse().map_err(|error| failed(&error))?;
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let answer = timeout(PAGE_TIMEOUT, client.get(uri))
         .await
         .map_err(|_| failed(&format!("no response within {PAGE_TIMEOUT:?}")))?
-        .map_err(|error| failed(&error))?;
+        .map_err(|error| if error.is_connect() { nothing_listens(admin) } else { failed(&error) })?;
     let status = answer.status();
     if status.is_success() {
         return Ok(answer.into_body());
@@ -61,4 +55,19 @@ pub async fn open(admin: SocketAddr, path: &str) -> Result<Incoming, Failure> {
     let text =
         body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned()).unwrap_or_default();
     Err(Failure::failed(format!("the proxy at {admin} answered {status}: {text}")))
+}
+
+/// The error of a process that listens and sends no page.
+fn no_response(admin: SocketAddr, why: &dyn std::fmt::Display) -> Failure {
+    Failure::failed_with(
+        format!("no proxy responds at {admin}: {why}"),
+        "check which process listens there, and give the --admin address of the proxy",
+    )
+}
+
+fn nothing_listens(admin: SocketAddr) -> Failure {
+    Failure::failed_with(
+        format!("no proxy responds at {admin}: nothing accepts connections there"),
+        "start it with 'fairmesh proxy', or give the address that its --admin has with --admin; a proxy with '--admin none' has no pages",
+    )
 }

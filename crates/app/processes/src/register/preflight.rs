@@ -14,7 +14,7 @@ use fairmesh_server::{Registration, ServerTransport};
 use fairmesh_wire::{handshake, record_encoding};
 use tokio::{net::TcpStream, time::timeout};
 
-use super::{arguments::ValidArguments, print_status};
+use super::arguments::ValidArguments;
 
 /// Timeout of the connection attempt to the address. A listener on this machine would accept at once.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -113,18 +113,16 @@ async fn permits_plaintext(plan: &ValidArguments) -> Option<bool> {
     Some(policy.is_some_and(|stored| record_encoding::permits_plaintext(&stored.value)))
 }
 
-/// Prints that the registration declares the service, if it has no declaration yet. If this cannot be checked, prints
-/// nothing, since the registration will report the error.
-pub(super) async fn announce_declaration(plan: &ValidArguments) {
-    let service = &plan.registration.service;
-    if let Ok(Some(false)) = timeout(DECLARATION_TIMEOUT, is_declared(plan)).await
-        && let Some(declaration) = &plan.registration.declaration
-    {
+/// What the registration of the program declares, if the service has no declaration yet. `None` also if this cannot be
+/// checked, since the registration will report the error.
+pub(super) async fn declaration_note(plan: &ValidArguments) -> Option<String> {
+    let declaration = plan.registration.declaration.as_ref()?;
+    let declared = timeout(DECLARATION_TIMEOUT, is_declared(plan)).await;
+    (declared == Ok(Some(false))).then(|| {
         let (kind, protocol) = type_and_protocol(declaration);
-        print_status(format_args!(
-            "{service} is not declared: registering declares it as {kind}, {protocol}"
-        ));
-    }
+        let service = &plan.registration.service;
+        format!("{service} is not declared: registering declares it as {kind}, {protocol}")
+    })
 }
 
 /// Whether the service is declared. `None` if this cannot be checked.

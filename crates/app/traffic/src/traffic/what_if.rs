@@ -55,9 +55,10 @@ fn demand(text: &str) -> Result<Demand, String> {
         None => (None, text),
     };
     match factor.parse() {
-        Ok(0.0) if region.is_none() => {
-            Err("no call would be left; write a factor above 0, or the region whose clients stop, such as eu=0".into())
-        }
+        Ok(0.0) if region.is_none() => Err(
+            "no call would be left; write a factor above 0, or the region whose clients stop, such as eu=0"
+                .into(),
+        ),
         Ok(factor) if (0.0..=1_000.0).contains(&factor) => Ok(Demand(region, factor)),
         _ => Err(format!("'{factor}' is no factor; write a number from 0 to 1000, such as eu=3")),
     }
@@ -266,10 +267,7 @@ mod tests {
         let listed = unpredicted(&now, &then);
         assert_eq!(
             listed,
-            [
-                "shop/a is not predicted: no calls",
-                "shop/b is predicted without its present state: no fit"
-            ]
+            ["shop/a is not predicted: no calls", "shop/b is predicted without its present state: no fit"]
         );
     }
 

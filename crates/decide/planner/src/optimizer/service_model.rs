@@ -107,7 +107,10 @@ impl ServiceModel {
     pub(super) fn new(known: Known<'_>, topology: &TopologyFacts, now_ms: u64) -> Result<Self, Fallback> {
         let Known { facts, nodes, fits } = known;
         if nodes.iter().flat_map(|node| node.served.values()).sum::<f64>() < LEAST_CALLS {
-            return Err(Fallback::new("no_calls", "no server reports calls that it processed"));
+            let text = "no server reports calls that it processed; servers do that with the library, behind 'proxy --inbound', and \
+                        behind 'register' that starts the program and forwards its requests: not with --tcp, and in a mesh without a \
+                        trust domain only with --listen or --program";
+            return Err(Fallback::new("no_calls", text));
         }
         let weights = Weights(nodes);
         let works = weights.works(fits).ok_or_else(no_work)?;
@@ -242,7 +245,8 @@ fn no_work() -> Fallback {
 }
 
 fn no_latency() -> Fallback {
-    let text = "its latency is not measured in any region yet, which takes calls at three different tenths of utilisation";
+    let text = "its latency is not measured in any region yet, which takes calls at three different tenths of utilisation; servers \
+                with the library measure it, those behind 'proxy --inbound' or 'register' do not";
     Fallback::new("no_fit", text)
 }
 
@@ -375,7 +379,9 @@ fn capacities(
         (known, power) = (known + capacity, power + facts.power_in(region));
     }
     if power <= 0.0 {
-        return Err(Fallback::new("no_capacity", "no server reports its CPU and the limit of its CPU"));
+        let text = "no server reports its CPU and the limit of its CPU; 'register' measures programs that it starts: give it \
+                    -- COMMAND";
+        return Err(Fallback::new("no_capacity", text));
     }
     // Servers that have not reported yet are like the others.
     let capacity = |region: &Region| match topology.keep(region) > 0.0 {

@@ -21,7 +21,7 @@ use fairmesh_edge::{
     forward::request_body_rules::UNLIMITED, limits::Limits, metrics::EdgeMetrics,
     observe::served_requests::ServedObserver, server::http::HttpServer, shutdown::Shutdown, tunnel::Tunnels,
 };
-use fairmesh_server::{CallerConnection, MeshServer, ServerBuilder, serve_connections};
+use fairmesh_server::{CallerConnection, Cpu, MeshServer, ServerBuilder, serve_connections};
 use tokio::{
     net::TcpListener,
     time::{Instant, timeout},
@@ -195,6 +195,7 @@ fn server_builder(config: InboundConfig) -> ServerBuilder {
     let mut builder = MeshServer::builder(inbound.service.to_string())
         .address(inbound.address)
         .protocol(protocol)
+        .cpu(Cpu::of_listener(inbound.program))
         .remember_traces()
         .forwards_bodies()
         .at_most(requests)

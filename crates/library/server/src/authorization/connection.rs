@@ -23,7 +23,9 @@ use super::{
 };
 use crate::{
     RegistryClient, ServerBody,
-    layer::{caller_counts::CallerCounts, refusal::Refusal, server_load::ServerLoad},
+    layer::{
+        caller_counts::CallerCounts, processed_call::ServedClasses, refusal::Refusal, server_load::ServerLoad,
+    },
 };
 
 /// Decides which connections are accepted by a service's policy. Cheap to clone.
@@ -36,15 +38,18 @@ pub struct ConnectionAuthorizer {
     following: Arc<Option<PolicySubscription>>,
     /// Counters of requests by caller, for connections whose requests are parsed.
     pub(crate) callers: Arc<CallerCounts>,
+    /// Counters of processed requests by class, for the optimizer.
+    pub(crate) served: Arc<ServedClasses>,
     parses_requests: bool,
 }
 
 impl ConnectionAuthorizer {
     /// Follows the policy of a service through the registry.
     pub fn follow(service: ServiceName, registry: &RegistryClient) -> Self {
+        let served = Arc::new(ServedClasses::of_server(service.clone()));
         let authorizer = Arc::new(Authorizer::of_server(service, registry.transport()));
-        let following = authorizer.follow(registry, &Arc::default());
-        Self { authorizer, following: Arc::new(following), callers: Arc::default(), parses_requests: false }
+        let following = Arc::new(authorizer.follow(registry, &served));
+        Self { authorizer, following, callers: Arc::default(), served, parses_requests: false }
     }
 
     /// Returns the authorizer for a process that parses the requests of accepted connections, and authorizes each with
@@ -236,8 +241,9 @@ async fn respond<F>(
 mod tests {
     use std::time::Duration;
 
-    use fairmesh_model::spec::PolicySpec;
+    use fairmesh_model::{Region, spec::PolicySpec};
     use fairmesh_router::AuthorizationTable;
+    use fairmesh_signals::ServedMeter;
     use fairmesh_wire::transport::Transport;
     use serde_json::json;
     use tokio::{
@@ -262,6 +268,27 @@ mod tests {
         AuthorizationTable::compile(&spec.validate().unwrap().1, Default::default(), None)
     }
 
+    #[test]
+    fn request_that_front_forwards_counts_as_processed() {
+        let service = ServiceName::new("shop/front").unwrap();
+        let front = ConnectionAuthorizer {
+            authorizer: Arc::new(Authorizer::of_server(service.clone(), &Transport::default())),
+            following: Arc::default(),
+            callers: Arc::default(),
+            served: Arc::new(ServedClasses::of_server(service)),
+            parses_requests: true,
+        };
+        let mut meter = ServedMeter::default();
+        let region: Region = "eu".parse().unwrap();
+        let mut read = |at_ms| meter.read(&front.served.counters().unwrap(), &region, at_ms);
+        read(0);
+        let mut request = Request::new(());
+        let _ = front.count(&mut request, None).response(Response::new(Empty::<Bytes>::new()));
+        drop(front.count(&mut request, None));
+        let rates: Vec<_> = read(1_000).into_values().collect();
+        assert_eq!(rates.iter().map(|rates| rates.calls).collect::<Vec<_>>(), [1_000], "{rates:?}");
+    }
+
     #[tokio::test]
     async fn refused_connection_is_closed_when_rules_let_its_caller_in() {
         let service = ServiceName::new("shop/cart").unwrap();
@@ -271,6 +298,7 @@ mod tests {
             authorizer: Arc::clone(&authorizer),
             following: Arc::default(),
             callers: Arc::default(),
+            served: Arc::default(),
             parses_requests: true,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -6,15 +6,20 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_signals::ServedCall;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 
 use super::{Caller, ConnectionAuthorizer};
-use crate::layer::{caller_counts::CountedCall, refusal::Refusal};
+use crate::layer::{caller_counts::CountedCall, processed_call::ProcessedCall, refusal::Refusal};
 
-/// A request on an accepted connection, counted by its caller for traffic reports.
+/// A request on an accepted connection, counted for traffic reports: by its caller, and as processed by the program.
 #[derive(Debug)]
-pub struct CountedRequest(CountedCall);
+pub struct CountedRequest {
+    counted: CountedCall,
+    processed: Option<ProcessedCall>,
+    served: ServedCall,
+}
 
 /// The body of the response to a [`CountedRequest`]. Its bytes and gRPC status are counted too.
 #[derive(Debug)]
@@ -29,7 +34,8 @@ impl ConnectionAuthorizer {
     pub fn count<B>(&self, request: &mut Request<B>, caller: Option<&Caller>) -> CountedRequest {
         let mut counted = self.callers.begin(caller, request.headers(), true);
         counted.count_body(request, true);
-        CountedRequest(counted)
+        let (processed, served) = self.served.begin(request, counted.origin());
+        CountedRequest { counted, processed, served }
     }
 
     /// Counts a refused request of `peer`.
@@ -39,10 +45,15 @@ impl ConnectionAuthorizer {
 }
 
 impl CountedRequest {
-    /// Counts the response.
-    pub fn response<B>(mut self, response: Response<B>) -> Response<CountedBody<B>> {
-        self.0.respond(response.status(), response.headers());
-        response.map(|inner| CountedBody { inner, counted: self.0 })
+    /// Counts the response. A process in front of a program does not see how long the program waits for its own calls, so
+    /// the planner fits no times to these calls.
+    pub fn response<B>(self, response: Response<B>) -> Response<CountedBody<B>> {
+        let Self { mut counted, processed, served } = self;
+        if let Some(processed) = processed {
+            processed.end(&served, None);
+        }
+        counted.respond(response.status(), response.headers());
+        response.map(|inner| CountedBody { inner, counted })
     }
 }
 

@@ -54,6 +54,11 @@ fn range(text: &str) -> Option<RangeInclusive<u32>> {
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
+/// Whether a process exists.
+pub(super) fn is_running(proc: &Path, pid: u32) -> bool {
+    stat(proc, pid).is_some()
+}
+
 /// Whether any member is unrelated: neither the process itself nor an ancestor or descendant.
 pub(super) fn any_unrelated(proc: &Path, pid: u32, members: Vec<u32>) -> bool {
     let ancestors: BTreeSet<u32> = self_and_ancestors(proc, pid).collect();

@@ -227,3 +227,31 @@ fn cpu_of_counter_has_its_value_and_given_limit() {
     assert_eq!((before.used_us, after.used_us, after.limit_millicores), (5, 7_000, 2_500));
     assert_eq!(before.epoch, after.epoch);
 }
+
+#[test]
+fn cpu_of_program_behind_this_process_is_found_by_its_listener_and_after_its_restart() {
+    let (machine, own) = (Machine::new(), std::process::id());
+    let here = u32::from_ne_bytes([127, 0, 0, 1]);
+    let line = format!("0: {here:08X}:2328 00000000:0000 0A 0:0 00:0 0 998 0 1705 1 0\n");
+    let runs = |pid: u32, ticks: u64| {
+        machine.process((pid, 1), ticks, 0, "").file(&format!("proc/{pid}/cgroup"), "");
+        let files = machine.0.path().join(format!("proc/{pid}/fd"));
+        fs::create_dir_all(&files).unwrap();
+        std::os::unix::fs::symlink("socket:[1705]", files.join("3")).unwrap();
+    };
+    machine.mounted(&[]).file("proc/self/net/tcp", &line);
+    machine.process((own, 1), 900, 0, "").file(&format!("proc/{own}/cgroup"), "");
+    runs(7, 5);
+    let cpu = machine.cpu(own);
+    let behind = || Some(Behind { address: "127.0.0.1:9000".parse().unwrap(), looked_at: None, misses: 0 });
+    cpu.reader().behind = behind();
+    assert_eq!(used(&cpu), (60_000, 1), "not that of this process");
+    fs::remove_dir_all(machine.0.path().join("proc/7")).unwrap();
+    runs(8, 2);
+    assert_eq!(cpu.read(), None, "it is looked for every ten seconds");
+    cpu.reader().behind = behind();
+    assert_eq!(used(&cpu), (30_000, 2));
+    fs::remove_dir_all(machine.0.path().join("proc/8")).unwrap();
+    cpu.reader().behind = behind();
+    assert_eq!(used(&cpu), (9_010_000, 3), "this process, when none is found");
+}
