@@ -275,6 +275,10 @@ impl IdentityService {
     fn issue_jwt(&self, csr: &[u8], path: &SpiffePath, to: &[String]) -> Result<v1::SignedMessage, Status> {
         let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
         self.refuse_revoked(issuer, path)?;
+        // Libraries verify tokens by themselves and know of no revocation, so a token is given only while the revocations of
+        // identities are known.
+        let known = issuer.workload.revocations().check_token(path, u64::MAX);
+        known.map_err(|refused| Status::failed_precondition(refused.to_string()))?;
         let id = path.clone().within(&issuer.bundle(&self.node).domain);
         let issued = issuer.authority.issue_jwt(&id, to, issuer.clock.now());
         let (jwt, jwt_expires_at) = issued.map_err(|error| failed(&error))?;
@@ -287,7 +291,11 @@ impl IdentityService {
         if !issuer.workload.revocations().current().revokes_identity(path) {
             return Ok(());
         }
-        tracing::warn!(%path, "a certificate was refused: the identity is revoked");
+        // A program may ask again and again.
+        static REVOKED: LogLimiter = LogLimiter::new();
+        if let Some(left_out) = REVOKED.next() {
+            tracing::warn!(%path, left_out, "a certificate or JWT-SVID was refused: the identity is revoked");
+        }
         Err(Status::permission_denied(format!(
             "the identity {path} is revoked; an operator can restore it with `fairmesh identity restore {path}`"
         )))

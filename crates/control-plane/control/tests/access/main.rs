@@ -13,6 +13,7 @@ mod isolation;
 mod machines;
 mod pages;
 mod reports;
+mod revocations;
 mod roles;
 mod service_identities;
 mod statements;
