@@ -57,8 +57,10 @@ impl identity_server::Identity for IdentityService {
         if !service.is_empty() {
             return self.join_program(&service, &csr, (&token, &proof)).map(Response::new);
         }
-        let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
         // Checked before the token is used up.
+        let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let recorded = Some(region.clone()).filter(|region| !region.is_empty()).map(Region::new).transpose();
+        let recorded = recorded.map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.refuse_revoked(issuer, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
         let tenants = if token.is_empty() {
             if !is_local {
@@ -77,10 +79,8 @@ impl identity_server::Identity for IdentityService {
             }
             redeem(issuer, &token, joining, &proof)?.tenants
         };
-        let region = Some(region).filter(|region| !region.is_empty()).map(Region::new).transpose();
-        let region = region.map_err(|error| Status::invalid_argument(error.to_string()))?;
         tracing::info!(%agent, "an agent joins");
-        self.record(&agent, tenants, region).await?;
+        self.record(&agent, tenants, recorded).await?;
         self.certify(&csr, SpiffePath::Mesh(MeshRole::Agent, agent), false).map(Response::new)
     }
 

@@ -123,7 +123,15 @@ pub(crate) async fn join(control: &TestControl, name: &str, tenants: &[&str], re
         ..Default::default()
     };
     let token = own(control).await.authority().create_token(request).await.unwrap().into_inner().token;
-    let token: JoinToken = token.parse().unwrap();
+    join_with(control, &token.parse().unwrap(), (name, region)).await.unwrap()
+}
+
+/// Joins an agent from a region with this token.
+pub(crate) async fn join_with(
+    control: &TestControl,
+    token: &JoinToken,
+    (name, region): (&str, &str),
+) -> Result<TestMember, tonic::Status> {
     let key = PrivateKey::generate().unwrap();
     let csr = key.signing_request().unwrap();
     let transport = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token.clone()))));
@@ -137,5 +145,5 @@ pub(crate) async fn join(control: &TestControl, name: &str, tenants: &[&str], re
         region: region.into(),
         ..Default::default()
     };
-    install(key, &connection.identity().join(request).await.unwrap().into_inner())
+    Ok(install(key, &connection.identity().join(request).await?.into_inner()))
 }
