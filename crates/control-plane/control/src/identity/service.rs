@@ -196,7 +196,7 @@ impl IdentityService {
         let Some((agent, joined)) = self.joined(signer) else { return refused() };
         let may = match path {
             SpiffePath::Service(service) => {
-                if let Some(entry) = self.workload(service)
+                if let Some(entry) = self.workload(service)?
                     && !entry.permits_agent(agent)
                 {
                     return Err(Status::permission_denied(format!(
@@ -304,7 +304,7 @@ impl IdentityService {
     /// Returns a signed response with the programs that may have an identity, and the roots.
     fn describe_workload(&self, csr: &[u8], path: &SpiffePath) -> Result<v1::SignedMessage, Status> {
         let entry = match path {
-            SpiffePath::Service(service) => self.workload(service),
+            SpiffePath::Service(service) => self.workload(service)?,
             SpiffePath::Mesh(..) => None,
         };
         let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
@@ -312,12 +312,17 @@ impl IdentityService {
         self.sign(csr, v1::IssueResponse { workload: entry.map(Into::into), bundle, ..Default::default() })
     }
 
-    fn workload(&self, service: &ServiceName) -> Option<WorkloadEntry> {
+    /// Which agents and programs may have a service's identity; `None` without such a record.
+    fn workload(&self, service: &ServiceName) -> Result<Option<WorkloadEntry>, Status> {
         let key = RecordKey::Workload(service.clone());
-        let entry = self.node.get(&key.to_string())?;
+        let Some(entry) = self.node.get(&key.to_string()) else { return Ok(None) };
         match record_encoding::decode(&key, &entry.value) {
-            Ok(Record::Workload(entry)) => Some(entry),
-            _ => None,
+            Ok(Record::Workload(entry)) => Ok(Some(entry)),
+            // Without the record, more agents and programs may have the identity.
+            Ok(_) | Err(_) => Err(Status::failed_precondition(format!(
+                "the workload of {service} cannot be read, so no agent vouches for it; upgrade this control plane, or write the \
+                 workload again with `fairmesh apply`"
+            ))),
         }
     }
 
