@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_identity::{Refused, check_audience};
+use fairmesh_identity::{Refused, Workload, check_audience};
 use fairmesh_model::{Invalid, JwtKey, ProgramFacts, SpiffeId, SpiffePath, TrustDomain};
 use fairmesh_tokens::{Claims, KeySet, Refusal, stated_subject, verify_svid, write_jwks};
 use fairmesh_wire::{
@@ -19,7 +19,7 @@ use fairmesh_wire::{
 use futures_util::{Stream, stream};
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tonic::Status;
 
@@ -36,6 +36,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 const SPREAD: Duration = Duration::from_secs(5);
 /// Interval at which open streams compare the keys. Keys expire.
 const RECHECK: Duration = Duration::from_secs(60);
+/// Time for which a token waits for the records of revocations and federated domains, right after the agent's start.
+const RECORDS_WAIT: Duration = Duration::from_secs(5);
 /// Maximum number of kept tokens. At this number, all are dropped.
 const MAX_TOKENS: usize = 1024;
 
@@ -210,6 +212,7 @@ impl Shared {
         if audience.is_empty() {
             return Err(Status::invalid_argument("name the audience that you are"));
         }
+        records_known(&self.workload).await?;
         let subject = stated_subject(token).map_err(|refusal| refused(&refusal))?;
         let domain = domain_of(&subject).ok_or_else(|| refused(&"its subject is no SPIFFE id"))?;
         if domain == self.domain()? {
@@ -320,6 +323,16 @@ impl BundleStream {
     }
 }
 
+/// Waits until the agent knows which identities are revoked: before, it would take a revoked one for valid.
+async fn records_known(workload: &Workload) -> Result<(), Status> {
+    let mut reads = workload.revocation_changes();
+    let known = timeout(RECORDS_WAIT, reads.wait_for(|reads| *reads > 0)).await;
+    match known.is_ok_and(|known| known.is_ok()) {
+        true => Ok(()),
+        false => Err(Status::unavailable("this agent has started, and does not know the revocations yet; retry")),
+    }
+}
+
 fn key_set(keys: &[JwtKey]) -> KeySet {
     KeySet::of_keys(keys.iter().map(|key| &key.jwk[..]))
 }
@@ -337,7 +350,19 @@ fn refused(reason: &impl ToString) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn token_is_judged_only_once_revocations_are_known() {
+        let workload = Workload::default();
+        let early = records_known(&workload).await.unwrap_err();
+        assert_eq!(early.code(), Code::Unavailable, "{early}");
+        workload.revocations_unreadable();
+        records_known(&workload).await.unwrap();
+        assert!(workload.revocations().check_token(&"shop/web".parse().unwrap(), 1).is_err());
+    }
 
     fn keys(jwk: &str) -> Vec<JwtKey> {
         vec![JwtKey { jwk: jwk.into(), expires_at: None }]
