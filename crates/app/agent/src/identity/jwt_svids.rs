@@ -329,7 +329,9 @@ async fn records_known(workload: &Workload) -> Result<(), Status> {
     let known = timeout(RECORDS_WAIT, reads.wait_for(|reads| *reads > 0)).await;
     match known.is_ok_and(|known| known.is_ok()) {
         true => Ok(()),
-        false => Err(Status::unavailable("this agent has started, and does not know the revocations yet; retry")),
+        false => {
+            Err(Status::unavailable("this agent has started, and does not know the revocations yet; retry"))
+        }
     }
 }
 
