@@ -74,7 +74,7 @@ struct ServeArgs {
     #[arg(long = "admin-name", alias = "http-name", value_name = "HOST")]
     admin_names: Vec<String>,
     /// The certificate of the admin port in place of one of the mesh, such as one of an authority of the web: a file in
-    /// PEM with its chain. It is read when the control plane starts, and every 8 hours.
+    /// PEM with its chain. It is read when the control plane starts, and every hour.
     #[arg(long, value_name = "FILE", requires = "admin_tls_key")]
     admin_tls_cert: Option<PathBuf>,
     /// The key of --admin-tls-cert, a file in PEM.

@@ -11,7 +11,7 @@ use crate::{IdentityError, Refused, Trust, chain_verification::RootDigest};
 pub(crate) struct Federation(Arc<RwLock<Arc<Vec<Trust>>>>);
 
 impl Federation {
-    /// Replaces the domains and returns whether they changed. Skips a domain with an invalid root, so that one
+    /// Replaces the domains and returns whether they or their roots changed. Skips a domain with an invalid root, so that one
     /// mistake does not affect the other domains.
     pub(crate) fn set(&self, domains: FederatedDomains) -> bool {
         let read = |bundle| {
@@ -20,7 +20,9 @@ impl Federation {
         };
         let all: Vec<Trust> = domains.bundles.into_iter().filter_map(read).collect();
         let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let changed = !current.iter().map(Trust::bundle).eq(all.iter().map(Trust::bundle));
+        // Keys for JWT-SVIDs change weekly, and verify no connection.
+        let verifies = |trust: &Trust| (trust.domain().clone(), trust.bundle().roots.clone());
+        let changed = !current.iter().map(verifies).eq(all.iter().map(verifies));
         *current = Arc::new(all);
         changed
     }
@@ -49,5 +51,32 @@ impl Federation {
 
     fn current(&self) -> Arc<Vec<Trust>> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::JwtKey;
+
+    use super::*;
+    use crate::{Authority, Clock as _, SystemClock};
+
+    #[test]
+    fn other_jwt_keys_of_federated_domain_change_no_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let domain = TrustDomain::new("partner").unwrap();
+        let bundle = Authority::open(&folder.path().join("ca"), &domain, SystemClock.now()).unwrap().bundle();
+        let with_key = |jwk: &str| {
+            let jwt_keys = vec![JwtKey { jwk: jwk.into(), expires_at: None }];
+            FederatedDomains {
+                bundles: vec![TrustBundle { jwt_keys, ..bundle.clone() }],
+                ..FederatedDomains::default()
+            }
+        };
+        let federation = Federation::default();
+        assert!(federation.set(with_key("1")), "the domain is new");
+        assert!(!federation.set(with_key("2")), "TLS sessions stay");
+        assert_eq!(federation.bundles()[0].jwt_keys[0].jwk, b"2");
+        assert!(federation.set(FederatedDomains::default()));
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     fmt, io,
     path::Path,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
 use fairmesh_model::SpiffeId;
@@ -22,7 +22,11 @@ use crate::{Credentials, IdentityError, PrivateKey, Workload, pem_files, tls_con
 pub struct HostCertificate {
     workload: Arc<Workload>,
     config: RwLock<Option<Arc<ServerConfig>>>,
+    /// The last usable certificate from files.
+    given: Mutex<Option<KeyAndChain>>,
 }
+
+type KeyAndChain = (PrivateKeyDer<'static>, Vec<CertificateDer<'static>>);
 
 impl fmt::Debug for HostCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -33,7 +37,7 @@ impl fmt::Debug for HostCertificate {
 impl HostCertificate {
     /// Creates the state for a process with this identity. It has no host certificate yet.
     pub fn new(workload: Arc<Workload>) -> Self {
-        Self { workload, config: RwLock::default() }
+        Self { workload, config: RwLock::default(), given: Mutex::default() }
     }
 
     /// Replaces the certificate for new connections. Clients are verified with the roots of `own`.
@@ -49,32 +53,30 @@ impl HostCertificate {
         self.show(own, (key.rustls(), chain))
     }
 
-    /// Replaces the certificate by one in files in PEM, which another authority issued: its chain, and its key.
+    /// Replaces the certificate by one in files in PEM, which another authority issued: its chain, and its key. Files that
+    /// cannot be used, such as those that are being replaced, leave the certificate that was last read from them.
     ///
     /// # Errors
-    /// When a file cannot be read, or the key is another one.
-    pub fn install_given(
-        &self,
-        own: &Credentials,
-        (certificate, key): (&Path, &Path),
-    ) -> Result<(), IdentityError> {
-        let read = |path: &Path| {
-            let missing = || io::Error::from(io::ErrorKind::NotFound);
-            let found = pem_files::read(path)?;
-            found.ok_or_else(|| IdentityError::Io { path: path.to_owned(), source: missing() })
+    /// When a file cannot be read, or the key is another one, and none was read before.
+    pub fn install_given(&self, own: &Credentials, files: (&Path, &Path)) -> Result<(), IdentityError> {
+        let show = |(key, chain): &KeyAndChain| self.show(own, (key.clone_key(), chain.clone()));
+        let read = read_given(files).and_then(|given| show(&given).map(|()| given));
+        // Poisoning is ignored, since every change is a single assignment.
+        let mut last = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        let error = match read {
+            Ok(given) => {
+                *last = Some(given);
+                return Ok(());
+            }
+            Err(error) => error,
         };
-        let chain = pem_files::certificates_of(certificate, &read(certificate)?)?;
-        let unusable = |error: String| IdentityError::Crypto(format!("{}: {error}", key.display()));
-        let parsed = PrivateKeyDer::from_pem_slice(&read(key)?);
-        let parsed = parsed.map_err(|error| unusable(error.to_string()))?;
-        self.show(own, (parsed, chain))
+        let Some(before) = &*last else { return Err(error) };
+        tracing::error!(%error, "the given certificate of the pages cannot be used; the one before stays in use");
+        // Clients are verified with the roots of now, whichever certificate they see.
+        show(before)
     }
 
-    fn show(
-        &self,
-        own: &Credentials,
-        shown: (PrivateKeyDer<'static>, Vec<CertificateDer<'static>>),
-    ) -> Result<(), IdentityError> {
+    fn show(&self, own: &Credentials, shown: KeyAndChain) -> Result<(), IdentityError> {
         let config = tls_config::of_host(shown, own.trust().clone(), self.workload.clock())?;
         *self.config.write().unwrap_or_else(PoisonError::into_inner) = Some(config);
         Ok(())
@@ -83,6 +85,18 @@ impl HostCertificate {
     fn config(&self) -> Option<Arc<ServerConfig>> {
         self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+fn read_given((certificate, key): (&Path, &Path)) -> Result<KeyAndChain, IdentityError> {
+    let read = |path: &Path| {
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        let found = pem_files::read(path)?;
+        found.ok_or_else(|| IdentityError::Io { path: path.to_owned(), source: missing() })
+    };
+    let chain = pem_files::certificates_of(certificate, &read(certificate)?)?;
+    let unusable = |error: String| IdentityError::Crypto(format!("{}: {error}", key.display()));
+    let parsed = PrivateKeyDer::from_pem_slice(&read(key)?);
+    Ok((parsed.map_err(|error| unusable(error.to_string()))?, chain))
 }
 
 impl TlsIdentity for HostCertificate {

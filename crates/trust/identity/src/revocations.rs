@@ -84,12 +84,17 @@ impl RevocationSink {
     /// Reports that the roots or the keys for JWT-SVIDs changed. The record is only a hint, because replicas forward it;
     /// roots and keys themselves come from a control plane.
     fn note_roots(&mut self, bundle: TrustBundle) {
-        let before = self.roots.replace(bundle);
-        let (Some(before), Some(now)) = (before, &self.roots) else { return };
-        if (&before.roots, &before.retired) != (&now.roots, &now.retired) {
+        // This process may have asked for roots and keys before its first copy of the record, which may be newer.
+        let other_roots = match &self.roots {
+            Some(before) => (&before.roots, &before.retired) != (&bundle.roots, &bundle.retired),
+            None => self.workload.credentials().is_some_and(|own| own.trust().bundle().roots != bundle.roots),
+        };
+        let other_keys = self.roots.as_ref().is_none_or(|before| before.jwt_keys != bundle.jwt_keys);
+        self.roots = Some(bundle);
+        if other_roots {
             self.workload.note_roots();
         }
-        if before.jwt_keys != now.jwt_keys {
+        if other_keys {
             self.workload.note_jwt_keys();
         }
     }
@@ -154,5 +159,43 @@ impl Mirror for RevocationSink {
 
     fn mark_current(&mut self, prefix: &Prefix) {
         self.unknown.retain(|unknown| unknown != prefix);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{JwtKey, SpiffePath, TrustDomain};
+
+    use super::*;
+    use crate::{Authority, Clock as _, Credentials, PrivateKey, SystemClock};
+
+    #[test]
+    fn first_copy_of_trust_bundle_counts_if_it_differs_from_what_was_asked_for() {
+        let (folder, now) = (tempfile::tempdir().unwrap(), SystemClock.now());
+        let domain = TrustDomain::new("prod").unwrap();
+        let authority = Authority::open(&folder.path().join("ca"), &domain, now).unwrap();
+        let known = authority.bundle();
+        let with_keys = |keys: &[&str]| {
+            let jwt_keys = keys.iter().map(|jwk| JwtKey { jwk: (*jwk).into(), expires_at: None });
+            TrustBundle { jwt_keys: jwt_keys.collect(), ..known.clone() }
+        };
+        let counted = |bundles: Vec<TrustBundle>| {
+            let workload = Arc::<Workload>::default();
+            let key = PrivateKey::generate().unwrap();
+            let id = "fairmesh/agent/web-1".parse::<SpiffePath>().unwrap().within(&domain);
+            let issued = authority.issue(&key.signing_request().unwrap(), &id, now).unwrap();
+            workload.install(Credentials::new(key, issued.chain, known.clone(), now).unwrap()).unwrap();
+            let (applied, _revisions) = watch::channel(None);
+            let mut sink =
+                RevocationSink { workload: Arc::clone(&workload), applied, unknown: Vec::new(), roots: None };
+            bundles.into_iter().for_each(|bundle| sink.note_roots(bundle));
+            (*workload.root_changes().borrow(), *workload.jwt_key_changes().borrow())
+        };
+        let [one, two] = [&["1"][..], &["1", "2"]].map(with_keys);
+        assert_eq!(counted(vec![one.clone()]), (0, 1), "other keys may have been asked for");
+        assert_eq!(counted(vec![one.clone(), one.clone(), two]), (0, 2));
+        let other = Authority::open(&folder.path().join("other"), &domain, now).unwrap().bundle();
+        assert_eq!(counted(vec![other.clone()]), (1, 1), "the certificate came with former roots");
+        assert_eq!(counted(vec![one, other]), (1, 2));
     }
 }

@@ -129,6 +129,15 @@ impl RevocationList {
     pub(crate) fn check(&self, certificate: &CertificateDer<'_>, usage: Usage) -> Result<(), Refused> {
         self.known().check(certificate, usage)
     }
+
+    /// Checks that a token of an identity of this trust domain is not revoked, given its time of issue in seconds since
+    /// 1970. Tokens have no serial number.
+    ///
+    /// # Errors
+    /// When the token is revoked, or may be because the record of revocations cannot be read.
+    pub fn check_token(&self, path: &SpiffePath, issued: u64) -> Result<(), Refused> {
+        self.known().check_issued(path, &[], issued)
+    }
 }
 
 impl KnownRevocations {
@@ -138,6 +147,15 @@ impl KnownRevocations {
             Self::None => Ok(()),
             Self::Some(revocations) if revocations.entries.is_empty() => Ok(()),
             _ => CertificateFacts::of(certificate, usage)?.check(self),
+        }
+    }
+
+    /// Checks what was issued to an identity of this trust domain.
+    fn check_issued(&self, path: &SpiffePath, serial: &[u8], issued: u64) -> Result<(), Refused> {
+        match self {
+            Self::Some(all) if all.revokes(path, serial, issued) => Err(Refused::Revoked(path.clone())),
+            Self::Unreadable if !passes_records_on(path) => Err(Refused::RevocationsUnreadable(path.clone())),
+            _ => Ok(()),
         }
     }
 }
@@ -206,17 +224,10 @@ impl CertificateFacts {
     }
 
     fn check(&self, revocations: &KnownRevocations) -> Result<(), Refused> {
-        let path = &self.id.path;
-        match revocations {
-            // Revocations name ids of this domain; another domain may use the same names.
-            _ if self.is_foreign => Ok(()),
-            KnownRevocations::Some(all) if all.revokes(path, &self.serial, self.issued) => {
-                Err(Refused::Revoked(path.clone()))
-            }
-            KnownRevocations::Unreadable if !passes_records_on(path) => {
-                Err(Refused::RevocationsUnreadable(path.clone()))
-            }
-            _ => Ok(()),
+        // Revocations name ids of this domain; another domain may use the same names.
+        match self.is_foreign {
+            true => Ok(()),
+            false => revocations.check_issued(&self.id.path, &self.serial, self.issued),
         }
     }
 

@@ -9,7 +9,7 @@ use std::{collections::HashMap, pin::Pin, sync::Arc, time::Duration};
 use fairmesh_identity::{Credentials, IdentityError, PrivateKey};
 use fairmesh_model::{ProgramFacts, SpiffePath, TrustBundle};
 use fairmesh_wire::{
-    identity_of, program_of,
+    LogLimiter, identity_of, program_of,
     spiffe::{self, spiffe_workload_api_server::SpiffeWorkloadApi},
     transport::{UserPlace, UserPlaces},
 };
@@ -330,7 +330,11 @@ impl Shared {
                 "no identity issued: no {kind} selects this program ({program}); apply one, such as {{{kind}, service: \
                  TENANT/SERVICE, programs: [{{uid: {uid}}}]}}"
             );
-            tracing::warn!(problem, "a program gets no identity over the Workload API");
+            // A program may ask again and again.
+            static REFUSED: LogLimiter = LogLimiter::new();
+            if let Some(suppressed) = REFUSED.next() {
+                tracing::warn!(problem, suppressed, "a program gets no identity over the Workload API");
+            }
             return Err(Status::permission_denied(problem));
         }
         let revocations = self.workload.revocations().current();

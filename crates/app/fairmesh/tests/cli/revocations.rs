@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_model::RecordKey;
+use fairmesh_rib::{Batch, Op};
+use fairmesh_store::{RedbStore, Store as _};
 use fairmesh_test_support::free_port;
 use fairmesh_wire::transport::{EndpointAddress, ExpectedPeer, Stream, Transport};
 use serde_json::{Value, json};
@@ -100,6 +104,25 @@ fn revoked_identity_is_refused_everywhere_until_restored() {
     for wrong in [&["--serial", "xyz"][..], &["--issued-before", "2999-01-01T00:00:00Z"]] {
         mesh.run(&[&["identity", "revoke", "shop/web"], wrong].concat()).fails(2);
     }
+}
+
+#[test]
+fn control_plane_names_command_that_replaces_unreadable_revocations() {
+    let (mut mesh, _) = domain();
+    mesh.stop_control("TERM");
+    runtime().block_on(async {
+        let store = RedbStore::open(mesh.path("data/rib.redb")).unwrap();
+        let ops = vec![Op::put(RecordKey::Revocations.to_string(), Bytes::from_static(&[0xff]))];
+        store.write(Batch { ops }).await.unwrap();
+        store.close().await;
+    });
+    mesh.start_control();
+    let command = "`fairmesh identity revoke ID --replace-unreadable --control unix:DIR/control.sock`";
+    wait_until("the log names the command", || mesh.control_log().contains(command));
+    assert_ne!(mesh.run(&["identity", "revoke", "shop/web"]).code, Some(0), "it is replaced only on request");
+    mesh.run(&["identity", "revoke", "shop/web", "--replace-unreadable"]).ok();
+    let listed = mesh.run(&["identity", "list"]).ok();
+    assert!(listed.contains("spiffe://prod/shop/web"), "{listed}");
 }
 
 /// Asserts that commands show the catalog's identity as revoked, and that the log of writes has the reason.

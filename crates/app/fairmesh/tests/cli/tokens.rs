@@ -388,6 +388,12 @@ fn control_plane_pages_show_given_certificate_in_place_of_one_of_the_mesh() {
     let page = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     let address = mesh.pages();
     assert!(trusting(given.der().clone(), &address, page).ends_with("ok\n"));
+    // A file that is being replaced neither fails what the authority does nor takes the certificate away.
+    fs::write(&certificate, "").unwrap();
+    mesh.run(&["identity", "rotate", "--force"]).ok();
+    assert!(trusting(given.der().clone(), &address, page).ends_with("ok\n"));
+    let log = mesh.control_log();
+    assert!(log.contains("the one before stays in use") && log.contains("pages.pem"), "{log}");
 }
 
 /// HTTP address of the control plane, from its log.

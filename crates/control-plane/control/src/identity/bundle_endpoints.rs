@@ -4,13 +4,14 @@
 use std::{
     collections::{BTreeSet, HashMap},
     convert::Infallible,
+    mem,
     time::Duration,
 };
 
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
 use fairmesh_identity::{BundleHints, MAX_BUNDLE_DOCUMENT, NewestDocument, read_bundle_document};
 use fairmesh_model::{BundleEndpoint, FederatedDomains, Prefix, Record, RecordKey, TrustBundle};
-use fairmesh_rib::{Expect, Node, Op};
+use fairmesh_rib::{Expect, MAX_VALUE_BYTES, Node, Op};
 use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
@@ -24,6 +25,8 @@ const REFRESH: Duration = Duration::from_secs(300);
 const REFRESH_BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3600));
 /// Pause after a failed fetch.
 const RETRY: Duration = Duration::from_secs(60);
+/// Maximum size up to which documents let the record grow, in bytes. It leaves room for domains that operators add.
+const MAX_RECORD: usize = MAX_VALUE_BYTES / 4 * 3;
 
 /// A bundle endpoint whose documents are fetched.
 #[derive(Clone, Debug)]
@@ -88,13 +91,14 @@ impl Controller for FederationController {
         for (endpoint, fetched) in fetched {
             self.note(endpoint, fetched, own.as_ref(), now.at);
         }
+        let writes = self.writes(&domains, revision);
         let refusal = |endpoint: &BundleEndpoint| {
             let problem = self.followed.get(endpoint)?.problem.as_ref()?;
             let reason = format!("its roots cannot be fetched, and the roots before stay in use: {problem}");
             Some(Refusal { subject: endpoint.domain.to_string(), reason })
         };
         let refused = domains.endpoints.iter().filter_map(refusal).collect();
-        Decision { writes: self.writes(domains, revision), refused, ..Decision::default() }
+        Decision { writes, refused, ..Decision::default() }
     }
 
     async fn apply(&mut self, effect: Infallible) -> Result<(), BoxError> {
@@ -129,32 +133,44 @@ impl FederationController {
     }
 
     /// Returns the write that records the unrecorded roots. They count as unrecorded until the write succeeds.
-    fn writes(&mut self, mut domains: FederatedDomains, revision: u64) -> Vec<Write> {
-        let mut changed = Vec::new();
+    fn writes(&mut self, domains: &FederatedDomains, revision: u64) -> Vec<Write> {
+        let encode =
+            |domains: &FederatedDomains| record_encoding::encode(&Record::FederatedDomains(domains.clone()));
+        let most = encode(domains).len().max(MAX_RECORD);
+        let (mut changed, mut next) = (Vec::new(), domains.clone());
         for endpoint in &domains.endpoints {
             let Some(followed) = self.followed.get_mut(endpoint) else { continue };
-            let known = domains.bundles.iter_mut().find(|known| known.domain == endpoint.domain);
+            let known = next.bundles.iter().position(|known| known.domain == endpoint.domain);
             let (Some(known), Some(fetched)) = (known, &followed.unrecorded) else { continue };
-            // The order is ignored: a server may change it each time, and each change would make all
-            // processes begin new TLS sessions.
-            let has_same_roots =
-                known.roots.iter().collect::<BTreeSet<_>>() == fetched.roots.iter().collect();
-            if has_same_roots && known.jwt_keys == fetched.jwt_keys {
+            if has_same_keys(&next.bundles[known], fetched) {
                 followed.unrecorded = None;
                 continue;
             }
-            *known = fetched.clone();
+            let before = mem::replace(&mut next.bundles[known], fetched.clone());
+            // The changes of other domains are written without it.
+            if encode(&next).len() > most {
+                next.bundles[known] = before;
+                let problem = format!("with it, the record of all domains has more than {MAX_RECORD} bytes");
+                followed.problem = Some(problem);
+                continue;
+            }
             changed.push(endpoint.domain.to_string());
         }
         if changed.is_empty() {
             return Vec::new();
         }
-        let value = record_encoding::encode(&Record::FederatedDomains(domains));
-        let op =
-            Op::put(RecordKey::FederatedDomains.to_string(), value).expecting(Expect::Revision(revision));
+        let op = Op::put(RecordKey::FederatedDomains.to_string(), encode(&next))
+            .expecting(Expect::Revision(revision));
         let (subject, reason) = (changed.join(", "), "its bundle endpoint serves other keys");
         vec![Write { subject, reason, ops: vec![op] }]
     }
+}
+
+/// Whether two bundles have the same keys. The order of roots is ignored: a server may change it each time, and each change
+/// would make all processes begin new TLS sessions.
+fn has_same_keys(one: &TrustBundle, other: &TrustBundle) -> bool {
+    let roots = |bundle: &TrustBundle| bundle.roots.iter().cloned().collect::<BTreeSet<_>>();
+    roots(one) == roots(other) && one.jwt_keys == other.jwt_keys
 }
 
 async fn fetch_bundle(endpoint: &BundleEndpoint) -> Fetched {
@@ -176,7 +192,7 @@ fn federated_domains(node: &Node) -> Option<(FederatedDomains, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::TrustDomain;
+    use fairmesh_model::{JwtKey, TrustDomain};
 
     use super::*;
 
@@ -207,6 +223,32 @@ mod tests {
         assert_eq!(reconcile(&mut controller, None).writes.len(), 1);
         controller.written("other.example");
         assert!(reconcile(&mut controller, None).writes.is_empty());
+    }
+
+    #[test]
+    fn bundle_without_room_is_refused_and_those_of_other_domains_are_written() {
+        let of = |number: u8, jwt_keys: usize| {
+            let domain = TrustDomain::new(format!("domain-{number}")).unwrap();
+            let key = |i: usize| JwtKey { jwk: vec![i as u8; 2_000], expires_at: None };
+            let jwt_keys = (0..jwt_keys).map(key).collect();
+            TrustBundle { jwt_keys, ..TrustBundle::new(domain, vec![vec![number]]) }
+        };
+        let (full, empty) = ((0..6).map(|number| of(number, 16)), [of(8, 0), of(9, 0)]);
+        let bundles: Vec<_> = full.chain(empty).collect();
+        let endpoint = |number: u8| {
+            let domain = TrustDomain::new(format!("domain-{number}")).unwrap();
+            BundleEndpoint { domain, url: format!("https://domain-{number}/bundle") }
+        };
+        let endpoints = vec![endpoint(8), endpoint(9)];
+        let domains = Some((FederatedDomains { bundles, endpoints }, 7));
+        let serves =
+            |number, jwt_keys| (endpoint(number), Ok((of(number, jwt_keys), BundleHints::default())));
+        let facts = FederationFacts { domains, own: None, fetched: vec![serves(8, 16), serves(9, 1)] };
+        let mut controller = FederationController::default();
+        let decision = controller.reconcile(facts, Now { at: Instant::now(), wall_ms: 0 });
+        assert_eq!(decision.writes[0].subject, "domain-9");
+        let refused: Vec<_> = decision.refused.iter().map(|refusal| &*refusal.subject).collect();
+        assert_eq!(refused, ["domain-8"]);
     }
 
     #[test]

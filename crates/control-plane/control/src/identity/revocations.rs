@@ -7,6 +7,7 @@ use std::{
 };
 
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake};
+use fairmesh_identity::REPAIR_REVOCATIONS;
 use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Revocations};
 use fairmesh_rib::{Entry, Node};
 use fairmesh_wire::record_encoding;
@@ -112,7 +113,7 @@ fn decide(RevocationFacts { revision, in_force, problem }: RevocationFacts) -> D
         subject: RecordKey::Revocations.to_string(),
         reason: format!(
             "it is not understood: the last revocations stay in force, and a process that has read none refuses \
-             services: {problem}"
+             services; upgrade this process, or replace the record {REPAIR_REVOCATIONS}: {problem}"
         ),
     });
     let has_changed = refused.is_none() && revision != in_force;
@@ -152,6 +153,7 @@ mod tests {
                 effects.is_empty() && refused[0].ends_with("it is malformed"),
                 "{effects:?}, {refused:?}"
             );
+            assert!(refused[0].contains("identity revoke ID --replace-unreadable"), "{refused:?}");
         }
     }
 }

@@ -57,8 +57,10 @@ impl identity_server::Identity for IdentityService {
         if !service.is_empty() {
             return self.join_program(&service, &csr, (&token, &proof)).map(Response::new);
         }
-        let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
         // Checked before the token is used up.
+        let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let recorded = Some(region.clone()).filter(|region| !region.is_empty()).map(Region::new).transpose();
+        let recorded = recorded.map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.refuse_revoked(issuer, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
         let tenants = if token.is_empty() {
             if !is_local {
@@ -77,10 +79,8 @@ impl identity_server::Identity for IdentityService {
             }
             redeem(issuer, &token, joining, &proof)?.tenants
         };
-        let region = Some(region).filter(|region| !region.is_empty()).map(Region::new).transpose();
-        let region = region.map_err(|error| Status::invalid_argument(error.to_string()))?;
         tracing::info!(%agent, "an agent joins");
-        self.record(&agent, tenants, region).await?;
+        self.record(&agent, tenants, recorded).await?;
         self.certify(&csr, SpiffePath::Mesh(MeshRole::Agent, agent), false).map(Response::new)
     }
 
@@ -196,7 +196,7 @@ impl IdentityService {
         let Some((agent, joined)) = self.joined(signer) else { return refused() };
         let may = match path {
             SpiffePath::Service(service) => {
-                if let Some(entry) = self.workload(service)
+                if let Some(entry) = self.workload(service)?
                     && !entry.permits_agent(agent)
                 {
                     return Err(Status::permission_denied(format!(
@@ -275,6 +275,10 @@ impl IdentityService {
     fn issue_jwt(&self, csr: &[u8], path: &SpiffePath, to: &[String]) -> Result<v1::SignedMessage, Status> {
         let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
         self.refuse_revoked(issuer, path)?;
+        // Libraries verify tokens by themselves and know of no revocation, so a token is given only while the revocations of
+        // identities are known.
+        let known = issuer.workload.revocations().check_token(path, u64::MAX);
+        known.map_err(|refused| Status::failed_precondition(refused.to_string()))?;
         let id = path.clone().within(&issuer.bundle(&self.node).domain);
         let issued = issuer.authority.issue_jwt(&id, to, issuer.clock.now());
         let (jwt, jwt_expires_at) = issued.map_err(|error| failed(&error))?;
@@ -287,7 +291,11 @@ impl IdentityService {
         if !issuer.workload.revocations().current().revokes_identity(path) {
             return Ok(());
         }
-        tracing::warn!(%path, "a certificate was refused: the identity is revoked");
+        // A program may ask again and again.
+        static REVOKED: LogLimiter = LogLimiter::new();
+        if let Some(left_out) = REVOKED.next() {
+            tracing::warn!(%path, left_out, "a certificate or JWT-SVID was refused: the identity is revoked");
+        }
         Err(Status::permission_denied(format!(
             "the identity {path} is revoked; an operator can restore it with `fairmesh identity restore {path}`"
         )))
@@ -296,7 +304,7 @@ impl IdentityService {
     /// Returns a signed response with the programs that may have an identity, and the roots.
     fn describe_workload(&self, csr: &[u8], path: &SpiffePath) -> Result<v1::SignedMessage, Status> {
         let entry = match path {
-            SpiffePath::Service(service) => self.workload(service),
+            SpiffePath::Service(service) => self.workload(service)?,
             SpiffePath::Mesh(..) => None,
         };
         let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
@@ -304,12 +312,17 @@ impl IdentityService {
         self.sign(csr, v1::IssueResponse { workload: entry.map(Into::into), bundle, ..Default::default() })
     }
 
-    fn workload(&self, service: &ServiceName) -> Option<WorkloadEntry> {
+    /// Which agents and programs may have a service's identity; `None` without such a record.
+    fn workload(&self, service: &ServiceName) -> Result<Option<WorkloadEntry>, Status> {
         let key = RecordKey::Workload(service.clone());
-        let entry = self.node.get(&key.to_string())?;
+        let Some(entry) = self.node.get(&key.to_string()) else { return Ok(None) };
         match record_encoding::decode(&key, &entry.value) {
-            Ok(Record::Workload(entry)) => Some(entry),
-            _ => None,
+            Ok(Record::Workload(entry)) => Ok(Some(entry)),
+            // Without the record, more agents and programs may have the identity.
+            Ok(_) | Err(_) => Err(Status::failed_precondition(format!(
+                "the workload of {service} cannot be read, so no agent vouches for it; upgrade this control plane, or write the \
+                 workload again with `fairmesh apply`"
+            ))),
         }
     }
 

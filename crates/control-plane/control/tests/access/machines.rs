@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use super::{
-    members::{TestMember, join, join_program, own, start_strict, token_for},
+    members::{TestMember, join, join_program, join_with, own, start_strict, token_for},
     roles::apply,
     support::{BOUND, TestControl, policy_key, put},
 };
@@ -355,5 +355,18 @@ async fn program_without_agent_joins_once_and_renews_only_itself() {
     connection.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
     let refused = connection.registry().register(registration("bank/vault", "vault-0")).await.unwrap_err();
     assert!(is_refusal(&refused), "{refused}");
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn malformed_region_leaves_join_token_usable() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let request = v1::CreateTokenRequest { agent: "web-1".into(), ttl_seconds: 600, ..Default::default() };
+    let made = own(&control).await.authority().create_token(request).await.unwrap().into_inner();
+    let token = made.token.parse().unwrap();
+    let refused = join_with(&control, &token, ("web-1", "e u")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    join_with(&control, &token, ("web-1", "eu")).await.unwrap();
     control.stop().await;
 }

@@ -17,3 +17,4 @@ mod roles;
 mod service_identities;
 mod statements;
 mod tokens;
+mod unreadable_records;

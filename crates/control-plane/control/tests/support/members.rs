@@ -40,17 +40,35 @@ impl TestMember {
 
     /// Requests a certificate for another identity on this agent's machine.
     pub(crate) async fn issue(&self, control: &TestControl, path: &str) -> Result<Self, tonic::Status> {
-        let (key, own) = (PrivateKey::generate().unwrap(), self.workload.credentials().unwrap());
+        let key = PrivateKey::generate().unwrap();
+        let issued = self.request_issue(control, (path, &key), &[]).await?;
+        Ok(install(key, &issued))
+    }
+
+    /// Requests a JWT-SVID of an identity on this agent's machine.
+    pub(crate) async fn issue_jwt(&self, control: &TestControl, path: &str) -> Result<String, tonic::Status> {
+        let key = PrivateKey::generate().unwrap();
+        let issued = self.request_issue(control, (path, &key), &["pay"]).await?;
+        Ok(v1::IssueResponse::decode(issued.payload).unwrap().jwt)
+    }
+
+    async fn request_issue(
+        &self,
+        control: &TestControl,
+        (path, key): (&str, &PrivateKey),
+        jwt_audience: &[&str],
+    ) -> Result<SignedMessage, tonic::Status> {
+        let own = self.workload.credentials().unwrap();
         let request = v1::IssueRequest {
             path: path.into(),
             csr: key.signing_request().unwrap().into(),
             signed_at: SystemClock.now().as_secs(),
+            jwt_audience: jwt_audience.iter().map(ToString::to_string).collect(),
             ..Default::default()
         };
         let message =
             signed_message::sign(&own, Purpose::IssueRequest, b"", request.encode_to_vec()).unwrap();
-        let issued = self.connect(control).await.identity().issue(message).await?.into_inner();
-        Ok(install(key, &issued))
+        Ok(self.connect(control).await.identity().issue(message).await?.into_inner())
     }
 }
 
@@ -105,7 +123,15 @@ pub(crate) async fn join(control: &TestControl, name: &str, tenants: &[&str], re
         ..Default::default()
     };
     let token = own(control).await.authority().create_token(request).await.unwrap().into_inner().token;
-    let token: JoinToken = token.parse().unwrap();
+    join_with(control, &token.parse().unwrap(), (name, region)).await.unwrap()
+}
+
+/// Joins an agent from a region with this token.
+pub(crate) async fn join_with(
+    control: &TestControl,
+    token: &JoinToken,
+    (name, region): (&str, &str),
+) -> Result<TestMember, tonic::Status> {
     let key = PrivateKey::generate().unwrap();
     let csr = key.signing_request().unwrap();
     let transport = Transport::tls(Arc::new(Member::new(Arc::default(), Some(token.clone()))));
@@ -119,5 +145,5 @@ pub(crate) async fn join(control: &TestControl, name: &str, tenants: &[&str], re
         region: region.into(),
         ..Default::default()
     };
-    install(key, &connection.identity().join(request).await.unwrap().into_inner())
+    Ok(install(key, &connection.identity().join(request).await?.into_inner()))
 }

@@ -35,8 +35,8 @@ const PUBLISHED_AFTER: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug, Default)]
 pub(super) struct JwtSigner {
     keys: Vec<SigningKey>,
-    /// Public keys that were withdrawn since the start, which the record may still have.
-    withdrawn: Vec<Vec<u8>>,
+    /// Keys that were withdrawn and have not expired. The record may still have them, also after a restart.
+    withdrawn: Vec<SigningKey>,
 }
 
 #[derive(Debug)]
@@ -55,6 +55,9 @@ struct SavedKey {
     key: String,
     /// Time from which the key signs, in seconds since 1970.
     signs_from: u64,
+    /// Whether the key was withdrawn: it signs nothing and verifies nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_withdrawn: bool,
 }
 
 impl std::fmt::Debug for SavedKey {
@@ -66,7 +69,7 @@ impl std::fmt::Debug for SavedKey {
 impl SigningKey {
     fn generate(signs_from: Duration) -> Result<Self, IdentityError> {
         let key = BASE64_STANDARD.encode(PrivateKey::generate()?.pkcs8());
-        Self::of(SavedKey { key, signs_from: signs_from.as_secs() })
+        Self::of(SavedKey { key, signs_from: signs_from.as_secs(), is_withdrawn: false })
     }
 
     fn of(saved: SavedKey) -> Result<Self, IdentityError> {
@@ -112,8 +115,9 @@ impl JwtSigner {
             })?,
             None => Vec::new(),
         };
-        let keys = saved.into_iter().map(SigningKey::of).collect::<Result<_, _>>()?;
-        let mut signer = Self { keys, withdrawn: Vec::new() };
+        let saved = saved.into_iter().map(SigningKey::of).collect::<Result<Vec<_>, _>>()?;
+        let (withdrawn, keys) = saved.into_iter().partition(|key| key.saved.is_withdrawn);
+        let mut signer = Self { keys, withdrawn };
         signer.renew_if_due(folder, now)?;
         Ok(signer)
     }
@@ -145,12 +149,25 @@ impl JwtSigner {
         let kept_from = self.valid(now).map(SigningKey::signs_from);
         let kept_from = kept_from.filter(|from| *from + PUBLISHED_AFTER <= now).max().unwrap_or_default();
         let is_kept = |key: &SigningKey| !key.is_expired(now) && key.signs_from() >= kept_from;
-        let kept = self.keys.iter().filter(|key| is_kept(key));
-        let saved: Vec<_> = kept.chain([&added]).map(|key| &key.saved).collect();
-        let content = serde_json::to_vec_pretty(&saved).map_err(IdentityError::crypto)?;
-        pem_files::write_secret(&folder.join(FILE), &content)?;
+        let kept = self.keys.iter().filter(|key| is_kept(key)).chain([&added]);
+        self.withdrawn.retain(|key| !key.is_expired(now));
+        save(folder, kept.chain(&self.withdrawn).map(|key| key.saved.clone()))?;
         self.keys.retain(is_kept);
         self.keys.push(added);
+        Ok(())
+    }
+
+    /// Creates a key that signs at once, and withdraws those before.
+    fn replace_all(&mut self, folder: &Path, now: Duration) -> Result<(), IdentityError> {
+        let added = SigningKey::generate(now)?;
+        self.withdrawn.retain(|key| !key.is_expired(now));
+        let withdrawn = self.keys.iter().chain(&self.withdrawn);
+        let withdrawn = withdrawn.map(|key| SavedKey { is_withdrawn: true, ..key.saved.clone() });
+        save(folder, [added.saved.clone()].into_iter().chain(withdrawn))?;
+        for mut key in std::mem::replace(&mut self.keys, vec![added]) {
+            key.saved.is_withdrawn = true;
+            self.withdrawn.push(key);
+        }
         Ok(())
     }
 
@@ -158,7 +175,8 @@ impl JwtSigner {
     /// control planes stay.
     pub(super) fn complete(&self, recorded: &mut Vec<JwtKey>, now: Duration) {
         let is_valid = |key: &JwtKey| key.expires_at.is_none_or(|end| now.as_secs() < end);
-        recorded.retain(|key| is_valid(key) && !self.withdrawn.contains(&key.jwk));
+        let is_withdrawn = |key: &JwtKey| self.withdrawn.iter().any(|one| one.public.jwk == key.jwk);
+        recorded.retain(|key| is_valid(key) && !is_withdrawn(key));
         let own: Vec<_> = self.valid(now).map(|key| &key.public).collect();
         let missing: Vec<_> = own.iter().filter(|key| !recorded.contains(key)).copied().cloned().collect();
         recorded.extend(missing);
@@ -168,6 +186,13 @@ impl JwtSigner {
             recorded.remove(first);
         }
     }
+}
+
+/// Replaces the file. It has withdrawn keys too: a control plane may end before it records that they are.
+fn save(folder: &Path, keys: impl Iterator<Item = SavedKey>) -> Result<(), IdentityError> {
+    let keys: Vec<_> = keys.collect();
+    let content = serde_json::to_vec_pretty(&keys).map_err(IdentityError::crypto)?;
+    pem_files::write_secret(&folder.join(FILE), &content)
 }
 
 impl Authority {
@@ -199,17 +224,11 @@ impl Authority {
     /// When the disk is full; the keys then stay unchanged.
     pub fn rotate_jwt_key(&self, now: Duration, force: bool) -> Result<(), IdentityError> {
         let mut state = self.state();
-        if !force {
-            let is_waiting = state.jwt.valid(now).any(|key| key.signs_from() > now);
-            let begin = now + PUBLISHED_BEFORE;
-            return if is_waiting { Ok(()) } else { state.jwt.add(&self.folder, begin, now) };
+        if force {
+            return state.jwt.replace_all(&self.folder, now);
         }
-        let mut replaced = JwtSigner::default();
-        replaced.add(&self.folder, now, now)?;
-        let before = std::mem::replace(&mut state.jwt, replaced);
-        let withdrawn = before.keys.into_iter().map(|key| key.public.jwk);
-        state.jwt.withdrawn = before.withdrawn.into_iter().chain(withdrawn).collect();
-        Ok(())
+        let is_waiting = state.jwt.valid(now).any(|key| key.signs_from() > now);
+        if is_waiting { Ok(()) } else { state.jwt.add(&self.folder, now + PUBLISHED_BEFORE, now) }
     }
 
     pub(super) fn renew_jwt_key_if_due(&self, now: Duration) -> Result<(), IdentityError> {

@@ -66,6 +66,13 @@ fn forced_rotation_withdraws_own_jwt_keys_and_keeps_those_of_other_control_plane
     let new = signing_key(authority, begin);
     assert_ne!(new, own);
     assert_eq!(published(authority, &recorded, begin), [&*others, &*new]);
+    // The control plane may have ended before it changed the record.
+    let reopen = || Authority::open(&ca.folder.path().join("ca"), &domain(), begin).unwrap();
+    let restarted = reopen();
+    assert_eq!(published(&restarted, &recorded, begin), [&*others, &*new]);
+    restarted.rotate_jwt_key(begin, false).unwrap();
+    let kept = published(&reopen(), &recorded, begin);
+    assert_eq!((kept.len(), kept.contains(&own)), (3, false), "nor does the next key bring them back");
 }
 
 #[test]

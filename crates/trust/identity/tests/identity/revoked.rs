@@ -1,5 +1,6 @@
 //! Tests of revocations: in handshakes, and on open connections.
 
+use fairmesh_identity::Refused;
 use fairmesh_model::{Identity, Revocation, Revocations, RevokedCertificates};
 use fairmesh_wire::transport::Transport;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -106,6 +107,9 @@ async fn process_without_readable_revocations_accepts_only_those_that_pass_recor
     }
     connect(&agent, &server).await.1.unwrap();
     assert!(!control.is_revoked(), "its own certificate stays in use");
+    let token = |path: &str| control.revocations().check_token(&path.parse().unwrap(), now().as_secs());
+    assert!(matches!(token("shop/web"), Err(Refused::RevocationsUnreadable(_))), "tokens are refused too");
+    token("fairmesh/agent/web-1").unwrap();
     // Once a record was read, a later one that cannot be read changes nothing.
     control.revoke(Revocations::default());
     connect(&web, &server).await.1.unwrap();
