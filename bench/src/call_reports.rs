@@ -43,7 +43,8 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     add("library_cpu_ratio", "client and servers", library);
     add("proxy_cpu_ratio", "the proxy", proxy);
     let agent = runtime.block_on(agent_reports::cpu_percent(if quick { 3 } else { 12 }))?;
-    let note = "% of a core of an agent with 100 programs and 50 pairs of services each, which report every 5 s";
+    let note =
+        "% of a core of an agent with 100 programs and 50 pairs of services each, which report every 5 s";
     report.figure("agent_cpu_percent", agent, Some(AGENT_MOST), note);
     Ok(report)
 }
