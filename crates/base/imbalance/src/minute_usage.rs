@@ -65,9 +65,11 @@ impl Minute {
 }
 
 impl Usage {
-    /// Average CPU usage over the covered time, in thousandths of a core (microseconds of CPU per millisecond).
+    /// Average CPU usage over the covered time, in thousandths of a core (microseconds of CPU per millisecond). It is
+    /// rounded to the nearest one, so that sums over many nearly idle instances are not too low.
     pub fn millicores(&self) -> u64 {
-        self.cpu_us / u64::from(self.covered_ms.max(1))
+        let covered_ms = u64::from(self.covered_ms.max(1));
+        self.cpu_us.saturating_add(covered_ms / 2) / covered_ms
     }
 
     /// Whether the usage covers enough of its minute to count as a container.
@@ -96,6 +98,12 @@ mod tests {
     fn minute_is_complete_half_a_minute_after_its_end() {
         let minute = |seconds: u64| Minute::newest_complete(seconds * 1_000).0;
         assert_eq!([600, 629, 630, 689, 690].map(minute), [8, 8, 9, 9, 10]);
+    }
+
+    #[test]
+    fn average_cpu_usage_is_rounded_to_nearest_millicore() {
+        let millicores = |cpu_us| Usage { cpu_us, covered_ms: 60_000, ..Usage::default() }.millicores();
+        assert_eq!([0, 29_999, 30_000, 89_999, 90_000, 719_000].map(millicores), [0, 0, 1, 1, 2, 12]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The control plane's web page: in a browser, and the requests that it refuses.
 
+mod kept_demo;
 mod large_mesh;
 mod mesh_pages;
 mod proxy_requests;

@@ -37,6 +37,15 @@ const steps = {
     return { policy: response.headers()["content-security-policy"].split(";")[0] };
   },
 
+  /** Looks at services one by one: each has its caller. */
+  async edges({ edges }) {
+    for (const [caller, service] of edges) {
+      await open(`graph?service=${service}`);
+      await callerRow(caller).waitFor();
+    }
+    return {};
+  },
+
   async why({ service, region, seed }) {
     await open(`why?service=${service}`);
     await page.locator(`select[name=region] option:text-is("${region}")`).waitFor({ state: "attached" });

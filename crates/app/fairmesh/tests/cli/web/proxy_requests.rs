@@ -28,6 +28,7 @@ fn web_page_shows_last_and_live_requests_of_proxies() {
     wait_until("the proxy serves", || status(&listen, "catalog.shop").as_deref() == Some("200"));
 
     let state = "why?service=shop/catalog&region=eu";
+    let absent = format!("{silent} does not respond");
     let mut shows = |panels: &[(&str, &str)]| {
         browser.step(&json!({"do": "shows", "state": state, "panels": panels}));
     };
@@ -35,7 +36,7 @@ fn web_page_shows_last_and_live_requests_of_proxies() {
         ("The decision", "catalog-0"),
         ("Last requests", "catalog-0 in eu"),
         ("Last requests", "steps"),
-        ("Last requests", &format!("{silent} does not respond")),
+        ("Last requests", absent.as_str()),
         ("Live requests", "No request has completed since"),
     ]);
     thread::spawn(move || {
