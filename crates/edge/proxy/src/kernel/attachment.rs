@@ -50,19 +50,46 @@ const LOOKUP_TIME: Duration = Duration::from_secs(5);
 /// Maps shared with the eBPF programs; none while no program is attached.
 #[derive(Debug)]
 pub(crate) struct Attachment {
-    attached: Arc<RwLock<AttachedMaps>>,
+    attached: Arc<RwLock<AttachedMaps<Attached>>>,
     metrics: Arc<KernelMetrics>,
     /// Tasks that wait for outstanding calls and then release the maps.
     releases: TaskTracker,
 }
 
 /// The maps in use, and those in use before.
-#[derive(Debug, Default)]
-struct AttachedMaps {
-    current: Option<Arc<Attached>>,
+#[derive(Debug)]
+struct AttachedMaps<T> {
+    current: Option<Arc<T>>,
     /// Connections were accepted before the proxy stopped or the pins were replaced, and their tasks run afterwards. The kernel
     /// sends nothing for them.
-    earlier: Option<Arc<Attached>>,
+    earlier: Option<Arc<T>>,
+}
+
+impl<T> Default for AttachedMaps<T> {
+    fn default() -> Self {
+        Self { current: None, earlier: None }
+    }
+}
+
+impl<T> AttachedMaps<T> {
+    /// Returns the maps that were in use until now.
+    fn replace(&mut self, attached: Option<T>) -> Option<Arc<T>> {
+        let before = self.current.take();
+        if let Some(before) = &before {
+            self.earlier = Some(Arc::clone(before));
+        }
+        self.current = attached.map(Arc::new);
+        before
+    }
+
+    /// The maps that may contain the destination of an accepted connection.
+    fn candidates(&self) -> [Option<Arc<T>>; 2] {
+        [self.current.clone(), self.earlier.clone()]
+    }
+
+    fn forget(&mut self, unused: &Arc<T>) {
+        self.earlier.take_if(|earlier| Arc::ptr_eq(earlier, unused));
+    }
 }
 
 impl Attachment {
@@ -189,28 +216,23 @@ impl Attachment {
 
     /// The maps that may contain the destination of an accepted connection.
     fn maps(&self) -> [Option<Arc<Attached>>; 2] {
-        let AttachedMaps { current, earlier } =
-            &*self.attached.read().unwrap_or_else(PoisonError::into_inner);
-        [current.clone(), earlier.clone()]
+        self.attached.read().unwrap_or_else(PoisonError::into_inner).candidates()
     }
 
     fn set(&self, attached: Option<Attached>) {
         let mut maps = self.attached.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = maps.current.take() {
+        if let Some(before) = maps.replace(attached) {
             before.stop();
-            maps.earlier = Some(Arc::clone(&before));
             self.releases.spawn(Arc::clone(&before).release());
             tokio::spawn(forget(Arc::clone(&self.attached), before));
         }
-        maps.current = attached.map(Arc::new);
     }
 }
 
 /// Closes maps that are no longer in use once no connection can need them.
-async fn forget(maps: Arc<RwLock<AttachedMaps>>, unused: Arc<Attached>) {
+async fn forget(maps: Arc<RwLock<AttachedMaps<Attached>>>, unused: Arc<Attached>) {
     sleep(LOOKUP_TIME).await;
-    let mut maps = maps.write().unwrap_or_else(PoisonError::into_inner);
-    maps.earlier.take_if(|earlier| Arc::ptr_eq(earlier, &unused));
+    maps.write().unwrap_or_else(PoisonError::into_inner).forget(&unused);
 }
 
 /// Logs an error only when it changes.
@@ -219,5 +241,29 @@ fn report(error: &KernelError, reported: &mut String) {
     if text != *reported && !matches!(error, KernelError::NotAttached(_)) {
         tracing::warn!(error = text, "connections are not redirected here");
         *reported = text;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replaced_maps_are_searched_until_forgotten() {
+        let mut maps = AttachedMaps::default();
+        let found = |maps: &AttachedMaps<u8>| maps.candidates().map(|one| one.map(|one| *one));
+        assert!(maps.replace(Some(1)).is_none());
+        // The proxy stops, and the task of an accepted connection runs afterwards.
+        let first = maps.replace(None).unwrap();
+        assert_eq!(found(&maps), [None, Some(1)]);
+        // It has not been attached again when it stops once more.
+        assert!(maps.replace(None).is_none());
+        assert_eq!(found(&maps), [None, Some(1)]);
+        maps.replace(Some(2));
+        assert_eq!(found(&maps), [Some(2), Some(1)]);
+        // The time of the first maps ends after they were replaced again.
+        maps.replace(Some(3));
+        maps.forget(&first);
+        assert_eq!(found(&maps), [Some(3), Some(2)]);
     }
 }
