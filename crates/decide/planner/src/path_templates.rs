@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 
 pub use classes::{ProposedClass, propose_classes};
 
-/// Segments of a path that are told apart; longer paths become a prefix.
+/// Maximum number of segments in a template; longer paths become a prefix.
 const MAX_SEGMENTS: usize = 8;
 /// Names below one segment before all of them are one variable: names of resources are few, names of things are many.
 const MAX_NAMES: usize = 24;
 /// Nodes of the tree; paths that need further ones are left out.
 const MAX_NODES: usize = 8_192;
-/// Methods that are told apart at each template.
+/// Maximum number of methods counted separately at each template.
 const MAX_METHODS: usize = 9;
 
 /// The paths of one service with their costs. Bounded.

@@ -3,7 +3,7 @@ const SPAN_MS: u64 = 20_000;
 
 /// The greatest of the latest values of a number: of the last 20 s, and at most 40 s.
 ///
-/// Two spans, of which the older one is forgotten as a whole: exact windows would need a list of values for each number.
+/// Two spans; the older one is forgotten as a whole: exact windows would need a list of values for each number.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Peak {
     /// Of the present span, and of the one before it.

@@ -222,7 +222,7 @@ async fn refuse(mut stream: Box<dyn SecureStream>, service: &ServiceName) {
     let _ = timeout(REFUSAL_TIMEOUT, refusing).await;
 }
 
-/// Whether the peer closed the connection. A node does so to the slower one of two replicas that it tried, and has claimed nothing.
+/// Whether the peer closed the connection. A node that tries two replicas closes the slower connection and claims nothing on it.
 fn has_left(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)

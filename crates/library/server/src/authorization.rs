@@ -120,7 +120,7 @@ impl Authorizer {
         self.store(Some(table));
     }
 
-    /// Refuses all calls while the policy cannot be read. A server that waits for its policy does so again.
+    /// Refuses all calls while the policy cannot be read. A server that waits for its policy refuses again.
     pub(crate) fn set_unreadable(&self) {
         let policy = Policy { authorization: Some(Box::default()), ..Policy::default() };
         let table = AuthorizationTable::compile(&policy, DefaultAuthorization::Deny, None);

@@ -108,7 +108,7 @@ fn gateway_documents_survive_round_trip_and_invalid_ones_are_refused() {
     }
 }
 
-/// Backends with room, of which services have several combinations, and one that is closed.
+/// Backends with room for several combinations of a service, and one closed backend.
 const FURTHER: &str = "\
 {kind: GatewayBackend, name: three, zone: b, replicas: ['10.0.0.4:7440']}
 ---

@@ -120,7 +120,7 @@ async fn demo_fails_only_calls_in_flight_on_killed_server() {
     assert_eq!(figures["failed"].as_u64(), Some(failed), "calls failed between the events: {told}");
     distances_are_those_of_the_relay(&figures["distances"]);
     every_process_proved_its_identity(&figures["identities"]);
-    the_kernel_sends_in_place_of_mtls(&figures["kernel"]);
+    assert_kernel_replaces_mtls(&figures["kernel"]);
     let programs = &figures["programs"];
     assert_eq!(programs["differing"], 0, "{told}");
     let calls = programs["calls"].as_array().unwrap();
@@ -157,7 +157,7 @@ fn every_process_proved_its_identity(identities: &Value) {
     }
 }
 
-fn the_kernel_sends_in_place_of_mtls(kernel: &Value) {
+fn assert_kernel_replaces_mtls(kernel: &Value) {
     if let Some(refused) = kernel["absent"].as_str() {
         return skipped("the demo calls through the kernel", refused);
     }

@@ -49,7 +49,7 @@ async fn wasted(imbalance: &Imbalance, window: u32, now: Minute) -> (u64, Area) 
     (report.minutes, report.total)
 }
 
-/// The expected sum for two containers, of which one uses twice as much as the other.
+/// The expected sum for two containers; one uses twice as much as the other.
 fn pair(minutes: u64) -> Area {
     Area { containers: 2 * minutes, used: 3_000 * minutes, peak: 4_000 * minutes }
 }

@@ -147,7 +147,7 @@ fn pinned_backends_and_limits_of_operators_stay_until_they_end() {
 }
 
 #[test]
-fn what_an_operator_decided_outlives_the_record_of_the_service() {
+fn operator_placement_decision_outlives_service_record() {
     let mut facts = facts();
     facts.backends.insert(Label::new("five").unwrap(), backend("a"));
     facts.backends.insert(Label::new("six").unwrap(), backend("b"));

@@ -8,7 +8,7 @@ fn config() -> BalancerConfig {
     BalancerConfig::new(&Balancing::default())
 }
 
-/// Records `responses` responses, of which every `nth` is a failure. The failure rates of 19 other endpoints add up to
+/// Records `responses` responses; every `nth` is a failure. The failure rates of 19 other endpoints add up to
 /// `others`.
 fn respond(outlier: &OutlierState, (responses, nth): (u32, u32), others: u64, now: u64) {
     for i in 0..responses {

@@ -116,15 +116,15 @@ mod tests {
         let cores = Cores::start(cores).unwrap();
         let tracker = TaskTracker::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (told, mut names) = mpsc::unbounded_channel();
+        let (sender, mut names) = mpsc::unbounded_channel();
         let mut clients = Vec::new();
         for _ in 0..count {
             let (client, accepted) =
                 tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
             clients.push(client.unwrap());
-            let told = told.clone();
+            let sender = sender.clone();
             cores.spawn(&tracker, accepted.unwrap().0, async move |mut stream, _counted| {
-                told.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
+                sender.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
                 let byte = stream.read_u8().await.unwrap();
                 stream.write_u8(byte).await.unwrap();
             });

@@ -63,7 +63,7 @@ impl MachineProbes {
         Ok(Self { socket, id, sequence: 0, machines: BTreeMap::new() })
     }
 
-    /// Sets the machines to probe. What is known of those that stay is kept.
+    /// Sets the machines to probe, and keeps the results of machines that stay.
     pub(super) fn set_machines(&mut self, machines: Vec<Ipv4Addr>) {
         let known = &mut self.machines;
         let kept = machines.into_iter().map(|machine| (machine, known.remove(&machine).unwrap_or_default()));
@@ -106,7 +106,7 @@ impl MachineProbes {
         }
     }
 
-    /// Whether a machine has answered before, and does so no more. Where all machines fall silent at once, this one is cut
+    /// Whether a machine answered before and is silent now. Where all machines fall silent at once, this one is cut
     /// off: they would still have their connections once its link is back. Of one other machine, nobody can tell.
     pub(super) fn is_silent(&self, machine: Ipv4Addr) -> bool {
         self.machines.get(&machine).is_some_and(Machine::is_silent) && !self.is_cut_off()

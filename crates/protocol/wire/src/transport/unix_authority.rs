@@ -34,7 +34,7 @@ pub(super) struct AuthorityFilter {
 enum Frame {
     /// The next bytes, of this number, are passed through.
     Skip(u32),
-    /// The frame header, of which this many bytes were read.
+    /// The frame header, and how many of its bytes were read.
     Header([u8; FRAME_HEADER], usize),
     /// The next byte is the padding length. Then come `priority` bytes of priority fields, and the header block with its
     /// padding, together `length` bytes.

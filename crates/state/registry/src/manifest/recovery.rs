@@ -53,7 +53,7 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
     errors
 }
 
-/// Whether an error is that a list has too few entries, of which one may have been overwritten.
+/// Whether a list has too few entries, because one may have been overwritten.
 fn is_short_list(message: &str) -> bool {
     message.ends_with("the list is empty") || message.contains("the list here has ")
 }

@@ -181,7 +181,7 @@ fn serve(mesh: &Mesh) {
     Runtime::new().unwrap().block_on(reported);
 }
 
-/// Reports calls of the last minutes, of which more and more leave their region, and calls that rules refuse.
+/// Reports calls of the last minutes: a growing share leaves the region, and rules refuse some.
 fn report_calls(mesh: &Mesh) {
     const STEPS: u64 = 40;
     let pair = |(from, to, calls): (&str, &str, u64)| v1::CountedCalls {

@@ -252,7 +252,7 @@ fn passing_on(text: &mut String) {
     let _ = writeln!(text, "\t\tmeta l4proto tcp socket transparent 1 meta mark set {MARK} accept");
 }
 
-/// Returns conditions on the owner of a connection, of which one must hold.
+/// Returns conditions on the owner of a connection; one of them must hold.
 fn from(uids: &BTreeSet<u32>, cgroups: &[Cgroup]) -> Vec<String> {
     let uids = (!uids.is_empty()).then(|| format!("meta skuid {{ {} }}", list(uids)));
     let cgroup = |Cgroup { path, level }: &Cgroup| format!("socket cgroupv2 level {level} \"{path}\"");
