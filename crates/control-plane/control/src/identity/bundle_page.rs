@@ -11,6 +11,10 @@ use fairmesh_rib::Node;
 
 use super::recorded_bundle;
 
+/// A new control plane serves pages a moment before it has recorded its roots.
+const NOT_RECORDED: &str =
+    "no trust bundle is recorded: the mesh has no trust domain, or its control plane has just started\n";
+
 /// The route `GET /v1/trust-bundle`: the SPIFFE bundle endpoint, for other trust domains. What it shows is public.
 pub(crate) fn router(node: Node) -> Router {
     Router::new().route("/v1/trust-bundle", get(read)).with_state(node)
@@ -21,6 +25,6 @@ async fn read(State(node): State<Node>) -> Response {
     match recorded_bundle(&node).map(|bundle| write_bundle_document(&bundle, sequence)) {
         Some(Ok(document)) => ([(header::CONTENT_TYPE, "application/json")], document).into_response(),
         Some(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
-        None => (StatusCode::NOT_FOUND, "the mesh has no trust domain\n").into_response(),
+        None => (StatusCode::NOT_FOUND, NOT_RECORDED).into_response(),
     }
 }

@@ -220,7 +220,6 @@ fn report_calls(mesh: &Mesh) {
         .into(),
         denied: vec![denied(step)],
         cpu: [("shop/web", 750_000), ("(idle)", 250_000)].map(cpu).into(),
-        ..v1::CountedInterval::default()
     };
     let counts = v1::CountReport {
         reporter: 1,
